@@ -4,12 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test docs quick soak floors lint format types check wheel package clean
+.PHONY: help demo bench test docs quick soak floors lint format types check wheel package clean
 help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(VENV)/.installed  ## make a toy data set, train on it, show what training brought
 	$(BIN)/listwise demo
+
+# What to measure, and its options: make bench PART="search --sizes 100000"
+PART := summary
+bench: $(VENV)/.installed-dev ## measure speed and memory on this machine
+	$(BIN)/python -m benchmarks $(PART)
 
 # Tests start many processes: without compiled files each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +27,7 @@ test: $(VENV)/.installed-dev ## run every test
 
 # The parts that most changes touch, without what takes long.
 QUICK := $(addprefix tests/,losses evaluation models data descriptors training/test_step.py \
-  search/test_index.py cli/test_thin.py test_imports.py)
+  search/test_index.py test_imports.py test_guest.py)
 quick: $(VENV)/.installed-dev ## run the quick tests (a minute or so)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m 'not slow' $(QUICK)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import listwise
 from listwise.data import read_labelled
-from listwise.data.toy import TOY_LABELS, make_toy_landmarks
+from listwise.demo import TOY_LABELS, make_toy_landmarks
 
 
 def toy_labels(folder: Path) -> tuple[Path, set[str]]:

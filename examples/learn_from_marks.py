@@ -19,7 +19,7 @@ import numpy as np
 
 import listwise
 from listwise.data import read_labelled
-from listwise.data.toy import TOY_LABELS, make_toy_landmarks
+from listwise.demo import TOY_LABELS, make_toy_landmarks
 from listwise.evaluation import evaluate_labelled
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import listwise
 from listwise.client import Client
 from listwise.data import list_images
-from listwise.data.toy import TOY_PHOTOS, make_toy_landmarks
+from listwise.demo import TOY_PHOTOS, make_toy_landmarks
 
 
 def start_server(index: Path, token: str) -> tuple[subprocess.Popen, str]:

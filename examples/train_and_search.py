@@ -15,7 +15,7 @@ from pathlib import Path
 
 import listwise
 from listwise.data import read_labelled
-from listwise.data.toy import TOY_LABELS, make_toy_landmarks
+from listwise.demo import TOY_LABELS, make_toy_landmarks
 
 
 def main() -> None:

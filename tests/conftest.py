@@ -34,7 +34,7 @@ PHOTOS = 6
 SHARED = {
     "Milvus": r"_places\b|\b(milvus_server|killable_server)\b",
     "Triton": r"^from interpreter import",
-    "ONNX": r"^import onnx\b|benchmarks import export\b|listwise\(\"export\"",
+    "ONNX": r"^import onnx\b|benchmarks import export\b|run\(\"export\"",
 }
 GROUPS = {
     f"tests/{path.relative_to(HERE).as_posix()}": group
@@ -56,7 +56,7 @@ LONG = {
 # is one such process, whichever test starts it. Nothing of gRPC, which survives no fork.
 multiprocessing.set_forkserver_preload(
     [
-        "listwise.local.asmk.index",
+        "listwise.local.asmk",
         "listwise.search.folder.store",
         "listwise.search.milvus.store",
         "listwise.training",
@@ -99,10 +99,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """From now on, garbage is looked for as in a command, and not among what is imported."""
-    from listwise.__main__ import BETWEEN_COLLECTIONS
-
-    gc.set_threshold(BETWEEN_COLLECTIONS)
+    """From now on, garbage is looked for less often, and not among what is imported."""
+    gc.set_threshold(10_000)
     gc.enable()
     gc.freeze()
     atexit.register(gc.unfreeze)  # libraries that look for leaks find none
@@ -116,27 +114,17 @@ def pytest_addoption(parser):
     )
 
 
-def unexpected_skips(config) -> list[str]:
-    """Place and reason of each skipped test that `--expected-skips` does not allow."""
-    expected = config.getoption("--expected-skips")
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if expected is None or reporter is None:
-        return []
-    skips = [report.longrepr for report in reporter.stats.get("skipped", ())]
-    return [f"{file}:{line}: {why}" for file, line, why in skips if not re.search(expected, why)]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
-    if unexpected_skips(session.config):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if skips := unexpected_skips(config):
-        terminalreporter.section("unexpected skips")
-        for skip in skips:
-            terminalreporter.write_line(skip)
+    """Name each skipped test that `--expected-skips` does not allow, and fail."""
+    expected = session.config.getoption("--expected-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if expected is None or reporter is None:
+        return
+    for file, line, why in (report.longrepr for report in reporter.stats.get("skipped", ())):
+        if not re.search(expected, why):
+            reporter.write_line(f"unexpected skip: {file}:{line}: {why}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def draw_photo(kind: int, generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:
@@ -169,11 +157,23 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def copies(photos, tmp_path_factory) -> Path:
+    """The class folders with copies of one photo each, so that every ranked list is perfect."""
+    root = tmp_path_factory.mktemp("copies")
+    for kind in range(CLASSES):
+        (root / f"class{kind}").mkdir()
+        content = (photos / f"class{kind}" / "0.jpg").read_bytes()
+        for i in range(3):
+            (root / f"class{kind}" / f"{i}.jpg").write_bytes(content)
+    return root
+
+
+@pytest.fixture(scope="session")
 def toy_landmarks(tmp_path_factory) -> Path:
     """The fewest toy landmarks that there may be, made once for all workers; leave them so."""
     from filelock import FileLock
 
-    from listwise.data.toy import make_toy_landmarks
+    from listwise.demo import make_toy_landmarks
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,9 +1,6 @@
 """A process that behaves as if some modules were not installed."""
 
-import os
 import sys
-
-HIDDEN = "HIDDEN_MODULES"  # an environment variable: modules that a process hides as it starts
 
 
 class WithoutModules:
@@ -30,6 +27,5 @@ def hide(modules) -> None:
 
 
 def show() -> None:
-    """Find hidden modules again, here and in processes that start from now on."""
-    os.environ.pop(HIDDEN)
+    """Find hidden modules again."""
     sys.meta_path[:] = [getattr(finder, "finder", finder) for finder in sys.meta_path]

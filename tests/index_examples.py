@@ -49,6 +49,12 @@ def folder(filled, tmp_path):
     return tmp_path / "index"
 
 
+@pytest.fixture(scope="module")
+def shared_folder(filled, tmp_path_factory):
+    """The same, for all tests of a file."""
+    return shutil.copytree(filled, tmp_path_factory.mktemp("shared") / "index")
+
+
 @pytest.fixture
 def index(folder, model):
     from listwise.search.index import Index

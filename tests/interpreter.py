@@ -21,9 +21,7 @@ import pytest
 # What the scripts import; torch alone takes seconds.
 PRELOADED = [
     "listwise.losses.gpu",
-    "listwise.models.epilogue",
-    "listwise.models.fusion_kernels",
-    "listwise.models.max_pool_kernels",
+    "listwise.models.fusion",
     "listwise.data.gpu_resample",
     "listwise.training.loading",
 ]

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from command_line import all_commands, main, parse, typed_commands
 
-from listwise.cli.main import main
+from listwise.data import read_labelled
+from listwise.settings import make_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -23,7 +26,15 @@ OTHERS = ("data.md", "export.md", "training.md", "tutorial-photos.md")
 ALONE = [path for path in DOCUMENTS if path.name not in OTHERS and path.parent.name != "api"]
 # A training run of seconds in place of minutes.
 SMALL = {"backbone": "test_resnet.r160_in1k", "weights": "random", "updates": 2, "workers": 0}
-QUICK = {**SMALL, "device": "cpu", "batch_size": 16, "crops": {"size": 64}}
+SMALL["device"] = "cpu"
+QUICK = {**SMALL, "batch_size": 16, "crops": {"size": 64}}
+OF_OTHERS = {"--nnodes", "--epochs", "--batch"}  # of torchrun, and of the scripts of other projects
+OPTIONS = {
+    option
+    for command in all_commands().values()
+    for parameter in command.params
+    for option in (*parameter.opts, *parameter.secondary_opts)
+}
 
 
 def blocks(document, *languages):
@@ -31,6 +42,11 @@ def blocks(document, *languages):
     text = document.read_text(encoding="utf-8")
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return [(language, code) for language, code in found if language in languages]
+
+
+def code_of(name, language):
+    """The code blocks of a guide in this language."""
+    return [code for _, code in blocks(DOCS / name, language)]
 
 
 def make_quick(code):
@@ -89,7 +105,7 @@ def test_the_tutorial_on_photos(photos, tmp_path, monkeypatch):
             if words[1] == "serve":  # runs until it is stopped; has tests of its own
                 continue
             if words[1] == "train":
-                small = SMALL | {"device": "cpu", "batch_size": 8, "crops_size": 64}
+                small = SMALL | {"batch_size": 8, "crops_size": 64}
                 flags = [(f"--{name.replace('_', '-')}", str(small[name])) for name in small]
                 words = [*words[:3], *itertools.chain(*flags)]
             monkeypatch.setattr(sys, "argv", words)
@@ -100,6 +116,57 @@ def test_the_tutorial_on_photos(photos, tmp_path, monkeypatch):
     assert commands == ["index", "search", "search", "evaluate", "train", "evaluate", "index"]
     assert Path("found.png").exists()
     assert "Medium" in Path("report.html").read_text(encoding="utf-8")
+
+
+def test_the_data_guide(photos, tmp_path, monkeypatch):
+    table, levels = code_of("data.md", "csv")
+    (tmp_path / "labels.csv").write_text(table)
+    images = read_labelled(tmp_path / "labels.csv")
+    assert images.class_names == ("eiffel_tower", "louvre")
+    assert images.boxes == (None, (120, 40, 560, 700), None, None)
+    (tmp_path / "levels.csv").write_text(levels)
+    assert read_labelled(tmp_path / "levels.csv").class_names == ("bird/sparrow", "bird/wren")
+    listed = [block for block in code_of("data.md", "") if "\t" in block]
+    (tmp_path / "list.txt").write_text(listed[0])
+    assert read_labelled(tmp_path / "list.txt").class_names == ("eiffel_tower", "louvre")
+    monkeypatch.chdir(photos.parent)
+    names: dict[str, object] = {}
+    for code in code_of("data.md", "python"):
+        exec(code, names)
+
+
+def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
+    (tmp_path / "photos").symlink_to(photos)
+    monkeypatch.chdir(tmp_path)
+    limited, read, train, own = code_of("training.md", "python")
+    assert "minutes=10" in limited  # takes minutes
+    quick = '"updates": 20'
+    assert quick in train
+    names = {"__name__": "guide"}
+    exec(train.replace(f"{{{quick}}}", repr(SMALL)), names)
+    assert "at update" in capsys.readouterr().out
+    (tmp_path / "runs" / "photos").symlink_to(tmp_path / "runs" / "from-python")
+    exec(read, {})
+    assert capsys.readouterr().out.startswith("0 ")
+    assert quick in own
+    exec(own.replace(quick, repr(SMALL)[1:-1]), names)
+    assert names["trainer"].progress.update == 2
+    assert names["trainer"].plan.config.loss == "custom:guide.pairwise_loss"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_options_and_settings_exist(document):
+    variables = {}
+    for _, code in blocks(document, "sh"):
+        variables |= re.findall(r'^([A-Z]+)="([^"]*)"', code, re.MULTILINE)
+        for name, value in variables.items():
+            code = code.replace(f"${name}", " ".join(value.split()))
+        for words in typed_commands(code):
+            parse(words)
+    text = document.read_text(encoding="utf-8")
+    assert {*re.findall(r"`(--[a-z][a-z0-9-]*)[` ]", text)} <= OPTIONS | OF_OTHERS
+    for _, code in blocks(document, "yaml"):
+        make_config(yaml.safe_load(code), document.name)
 
 
 def anchors(document):

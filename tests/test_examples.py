@@ -9,7 +9,6 @@ import programs
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 def run(script, *arguments, folder):
@@ -106,12 +105,3 @@ def test_serve_and_query(tmp_path, photos):
     hits = re.findall(r"^  (\d\.\d+) (\S+)$", out, re.MULTILINE)
     assert len(hits) == 3
     assert float(hits[0][0]) > 0.99
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_table_lists_every_script(script):
-    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    code = (EXAMPLES / script).read_text(encoding="utf-8")
-    row = next(line for line in table.splitlines() if f"]({script})" in line)
-    assert f"python examples/{script}" in code
-    assert re.search(r"`(pip install .+?)`", row)[1] == re.search(r"^    (pip .+)$", code, re.M)[1]

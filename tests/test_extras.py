@@ -1,6 +1,9 @@
-"""Packages beyond the core are optional: without one the rest works, and what needs it says so."""
+"""Packages beyond the core are optional: without one the rest works, and what needs it says so.
 
-import itertools
+What the package imports is what it declares, and the wheel holds the package alone.
+"""
+
+import ast
 import json
 import os
 import re
@@ -14,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uses
-from hidden_modules import HIDDEN
+from import_statements import import_statements
 
 from listwise.descriptors import DescriptorWriter, Model
 from listwise.descriptors.storage import DescriptorHeader
@@ -22,35 +25,70 @@ from listwise.models import RetrievalNet
 from listwise.optional import DISTRIBUTIONS
 
 HERE = Path(__file__).parent
-PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+ROOT = HERE.parent
+SOURCE = ROOT / "src" / "listwise"
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 MODULES = {package: module for module, package in DISTRIBUTIONS.items()}
 # What each extra alone, on top of the core, is enough for.
 ENOUGH = {
-    "train": [uses.config_file, uses.parquet_table, uses.crops, uses.training, uses.trained],
-    "index": [uses.descriptor_file, uses.extract, uses.folder_index],
-    "local": [uses.local_features, uses.labels, uses.codebook],
-    "serve": [uses.folder_index, uses.local_features, uses.server],
-    "milvus": [uses.milvus_file],
-    "export": [uses.onnx_file],
-    "imagenet": [uses.packaged_weights],
+    "train": ["config_file", "parquet_table", "crops", "training", "trained"],
+    "index": ["descriptor_file", "extract", "folder_index"],
+    "local": ["local_features", "labels", "codebook"],
+    "serve": ["folder_index", "local_features", "server"],
+    "milvus": ["milvus_file"],
+    "export": ["onnx_file"],
+    "imagenet": ["packaged_weights"],
 }
 
 
-def modules_of(extra: str) -> set[str]:
-    """The modules that an extra brings, its own extras' among them."""
-    found: set[str] = set()
-    for line in PROJECT["optional-dependencies"][extra]:
-        name, others = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", line).groups()
+# Packages whose modules have another name, or come with what is declared.
+NAMES = {"PIL": "pillow", "starlette": "fastapi", "triton": "torch", **DISTRIBUTIONS}
+NAMES |= {"pydantic_core": "pydantic", "markupsafe": "jinja2"}
+# The extras whose packages a part of the source may import; the others do with the core.
+USED_BY = {
+    "benchmarks": ("all", "compare"),
+    "cli": ("serve",),
+    "data": ("train", "heic"),
+    "demo": ("train",),
+    "descriptors": ("export", "index"),
+    "local": ("local",),
+    "losses": ("compare",),
+    "models": ("export", "imagenet"),
+    "search": ("index", "milvus"),
+    "serving": ("serve",),
+    "settings": ("train",),
+    "studies": ("train", "compare"),
+    "training": ("train",),
+}
+# Optional: one data set needs scipy, and torchcodec replaces a decoder where it is installed.
+ASKED_FOR = {"scipy", "torchcodec"}
+
+
+def module_of(package):
+    return MODULES.get(package, package.replace("-", "_"))
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(lines):
+    """The packages that requirements name, those of extras of this package among them."""
+    found = set()
+    for line in lines:
+        name, extras = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", line).groups()
         if name == "listwise":
-            found.update(*map(modules_of, others.split(",")))
+            for extra in extras.split(","):
+                found |= declared(PROJECT["optional-dependencies"][extra])
         else:
-            found.add(MODULES.get(name, name))
+            found.add(normal(name))
     return found
 
 
 # Those for users; `dev` and `docs` are for people who change the code.
 EXTRAS = {
-    extra: modules_of(extra)
+    extra: {module_of(package) for package in declared([f"listwise[{extra}]"])}
     for extra in PROJECT["optional-dependencies"]
     if extra not in ("dev", "docs")
 }
@@ -81,18 +119,11 @@ def folder(photos, tmp_path_factory) -> Path:
     return root
 
 
-def errors(folder: Path, core, others) -> list[dict[str, str | None]]:
-    """The errors of uses without any optional package, and of those with all but some."""
-    site = folder / "site"
-    site.mkdir()
-    start = "import os\nfrom hidden_modules import HIDDEN, hide\n"
-    start += "hide(os.environ.get(HIDDEN, '').split())\n"
-    (site / "sitecustomize.py").write_text(start)
-    path = os.pathsep.join([str(site), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment[HIDDEN] = " ".join(OPTIONAL)
-    cases = json.dumps([core, [(sorted(modules), names) for modules, names in others]])
-    command = [sys.executable, str(HERE / "uses.py"), str(folder), cases]
+def errors(folder: Path, cases) -> list[dict[str, str | None]]:
+    """The errors of uses without some modules: for each case, its modules and its uses."""
+    listed = json.dumps([(sorted(modules), names) for modules, names in cases])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "uses.py"), str(folder), listed]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -104,7 +135,7 @@ def assert_names_what_to_install(error: str | None, hidden: set[str]) -> None:
     line = re.fullmatch(form, str(error))
     assert line, error
     package, extra = line.groups()
-    assert MODULES.get(package, package) in hidden & EXTRAS[extra], error
+    assert module_of(package) in hidden & EXTRAS[extra], error
 
 
 COMMANDS = {
@@ -125,21 +156,19 @@ MODULES_NEEDED = sorted(set.union(*USES.values()))
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """What fails with the core alone, without each package, and with no package but those it needs.
+    """What fails with the core alone, without each package, and with each extra alone.
 
     One process imports torch for all cases. It has nothing but the core until the first ones ended.
     """
     (folder / "shop").mkdir()
-    core = [CORE + list(USES), *([command] for command in COMMANDS)]
+    core = [(OPTIONAL, names) for names in (CORE + list(USES), *([each] for each in COMMANDS))]
     without_one = [
         ({module}, [name for name, needed in USES.items() if module in needed])
         for module in MODULES_NEEDED
     ]
-    with_its_own = [(OPTIONAL - needed, [name]) for name, needed in USES.items()]
-    results = iter(errors(folder, core, without_one + with_its_own))
-    return [
-        list(itertools.islice(results, len(part))) for part in (core, without_one, with_its_own)
-    ]
+    with_an_extra = [(OPTIONAL - EXTRAS[extra], names) for extra, names in ENOUGH.items()]
+    results = errors(folder, core + without_one + with_an_extra)
+    return results[: len(core)], results[len(core) : -len(ENOUGH)], results[-len(ENOUGH) :]
 
 
 def test_the_core_alone(found):
@@ -163,19 +192,36 @@ def test_each_package_in_turn(found):
             assert_names_what_to_install(error, {module})
 
 
-def test_no_use_needs_more_than_its_packages(found):
-    """With all other packages hidden: what works then works without each one of them too."""
-    for name, failed in zip(USES, found[2], strict=True):
-        assert failed == {name: None}
+def test_each_extra_is_enough_for_its_part(found):
+    """With the packages of all other extras hidden."""
+    for names, failed in zip(ENOUGH.values(), found[2], strict=True):
+        assert failed == dict.fromkeys(names)
 
 
-@pytest.mark.parametrize("extra", ENOUGH)
-def test_each_extra_is_enough_for_its_part(extra):
-    for use in ENOUGH[extra]:
-        assert uses.NEEDS[use] <= EXTRAS[extra], use.__name__
+def imported(source):
+    """Top-level names of every import, also of those inside functions."""
+    for node in import_statements(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.partition(".")[0]
 
 
-def test_no_extra_is_empty_and_all_means_all():
-    assert all(EXTRAS.values())
-    assert EXTRAS["all"] == OPTIONAL - (EXTRAS["compare"] - EXTRAS["all"])
-    assert {module for needed in USES.values() for module in needed} <= OPTIONAL
+def test_every_import_is_declared():
+    standard = set(sys.stdlib_module_names) | {"listwise", "benchmarks"} | ASKED_FOR
+    undeclared = set()
+    for path in [*SOURCE.rglob("*.py"), *ROOT.glob("benchmarks/*.py")]:
+        part = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT).parts[0]
+        part = part.removesuffix(".py")
+        extras = [f"listwise[{extra}]" for extra in USED_BY.get(part, ())]
+        known = declared(PROJECT["dependencies"] + extras)
+        undeclared |= {
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in imported(path.read_text(encoding="utf-8"))
+            if name not in standard and normal(NAMES.get(name, name)) not in known
+        }
+    assert not undeclared
+
+
+def test_the_wheel_holds_the_package_alone():
+    assert SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/listwise"]}

@@ -11,15 +11,6 @@ from safetensors.torch import load_file
 from listwise.files import publish, write_tensors, write_text
 
 
-def test_publish_replaces_the_old_file_and_leaves_no_partial_one(tmp_path):
-    final, partial = tmp_path / "state", tmp_path / "state.tmp"
-    final.write_text("old")
-    partial.write_text("new")
-    publish(partial, final)
-    assert final.read_text() == "new"
-    assert os.listdir(tmp_path) == ["state"]
-
-
 def test_a_published_file_has_the_permissions_of_an_ordinary_one(tmp_path):
     partial = tmp_path / "state.tmp"
     partial.touch(mode=0o600)

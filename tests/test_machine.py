@@ -6,55 +6,35 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from listwise.machine import Machine, core_count, cpu_quota, shared_cores
+from listwise.machine import Machine, core_count, cpu_quota
 
-
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_the_quota_of_a_container(tmp_path):
-    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"})
-    assert cpu_quota(tmp_path) == 1.5
+ONE, TWO = "sys/fs/cgroup/cpu/docker/x/", "sys/fs/cgroup/"
+OF_ONE = "5:cpuset:/\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n"
+NESTED = {
+    f"{TWO}a/cpu.max": "800000 100000\n",
+    f"{TWO}a/b/cpu.max": "300000 100000\n",
+    f"{TWO}a/b/c/cpu.max": "max 100000\n",
+    f"{TWO}other/cpu.max": "100000 100000\n",
+}
 
 
-def test_no_quota(tmp_path):
-    assert cpu_quota(tmp_path) is None
-    write(tmp_path, {"proc/self/cgroup": "0::/user.slice\n", "sys/fs/cgroup/cpu.max": "max 100000"})
-    assert cpu_quota(tmp_path) is None
-    write(tmp_path, {"sys/fs/cgroup/user.slice/cpu.max": "max 100000\n"})
-    assert cpu_quota(tmp_path) is None
-
-
-def test_the_smallest_quota_of_the_groups_above_counts(tmp_path):
-    write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/a/b/c\n",
-            "sys/fs/cgroup/a/cpu.max": "800000 100000\n",
-            "sys/fs/cgroup/a/b/cpu.max": "300000 100000\n",
-            "sys/fs/cgroup/a/b/c/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/other/cpu.max": "100000 100000\n",
-        },
-    )
-    assert cpu_quota(tmp_path) == 3
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("200000", 4), ("-1", None)])
-def test_the_quota_of_version_one(tmp_path, quota, expected):
-    write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:cpuset:/\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n",
-            "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us": f"{quota}\n",
-            "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us": "50000\n",
-        },
-    )
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {f"{TWO}cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {}, None),
+        ("0::/user\n", {f"{TWO}cpu.max": "max 1", f"{TWO}user/cpu.max": "max 100000\n"}, None),
+        ("0::/a/b/c\n", NESTED, 3),  # the smallest quota of the groups above counts
+        (OF_ONE, {f"{ONE}cpu.cfs_quota_us": "200000", f"{ONE}cpu.cfs_period_us": "50000\n"}, 4),
+        (OF_ONE, {f"{ONE}cpu.cfs_quota_us": "-1\n", f"{ONE}cpu.cfs_period_us": "50000\n"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path, groups, files, expected):
+    for name, text in (files | ({"proc/self/cgroup": groups} if groups else {})).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == expected
 
 
@@ -65,35 +45,23 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch):
     assert core_count() == max(1, everything // 2)
 
 
-def test_no_more_threads_than_cores_and_the_users_number_comes_back():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(core_count() + 3)
-        with shared_cores():
-            assert torch.get_num_threads() == core_count()
-        assert torch.get_num_threads() == core_count() + 3
-    finally:
-        torch.set_num_threads(before)
-
-
 # Beside it two processes do nothing but compute, on the two cores that the measured one has.
 MEASURED = """
 import os, subprocess, sys, time
 os.sched_setaffinity(0, {cores})
-{prepare}
+from listwise.machine import set_torch_environment
+set_torch_environment()
 import torch
-from listwise.data import DecodedPhoto
 from listwise.models import RetrievalNet
-from listwise.models.embed import PhotoNet, embed_decoded
 
 net = RetrievalNet("tf_efficientnet_lite0", weights="random").eval()
-describe = PhotoNet(net, None)
-photos = [DecodedPhoto(torch.zeros(3, 160, 160, dtype=torch.uint8), (160, 160), (160, 160))] * 2
+images = torch.zeros(2, 3, 160, 160)
 
+@torch.inference_mode()
 def seconds(threads):
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    embed_decoded(photos, describe, net.dim, torch.device("cpu"))
+    net(images)
     return time.perf_counter() - started
 
 seconds(1), seconds(2)
@@ -103,7 +71,6 @@ for _ in range(3):  # in turn, so that whatever else the machine does slows both
     one.append(seconds(1))
     two.append(seconds(2))
 for process in busy:
-    assert process.poll() is None
     process.kill()
     process.wait()
 print(sum(two) / sum(one))
@@ -111,17 +78,7 @@ print(sum(two) / sum(one))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
-@pytest.mark.parametrize(
-    "prepare",
-    [
-        pytest.param("", id="library", marks=pytest.mark.thorough),
-        pytest.param(
-            "from listwise.machine import set_torch_environment; set_torch_environment()",
-            id="command",
-        ),
-    ],
-)
-def test_a_network_beside_other_work_is_not_much_slower_than_on_one_thread(prepare):
+def test_a_command_beside_other_work_is_not_much_slower_than_on_one_thread():
     # With threads that spin while they wait it takes some seven to thirteen times as long.
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     if len(cores) < 2:
@@ -130,7 +87,7 @@ def test_a_network_beside_other_work_is_not_much_slower_than_on_one_thread(prepa
         name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))
     }
     environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
-    command = [sys.executable, "-c", MEASURED.format(cores=cores, prepare=prepare)]
+    command = [sys.executable, "-c", MEASURED.format(cores=cores)]
     options = {"capture_output": True, "text": True, "check": True, "env": environment}
     ratios = []
     while len(ratios) < 3 and (not ratios or ratios[-1] >= 3):  # other programs may disturb it

@@ -4,9 +4,13 @@ It is a timm model of the name `tiny_net` in processes that have imported this m
 descriptors have the length of those of timm's `test_resnet`.
 """
 
+import numpy as np
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import register_model
 from torch import Tensor, nn
+
+from listwise.data import Images, load_image, whole_image
 
 TINY_NET = "tiny_net"
 
@@ -41,3 +45,24 @@ def tiny_net(pretrained: bool = False, **options) -> TinyNet:
     """Make the network; there are no pretrained weights."""
     assert not pretrained
     return TinyNet()
+
+
+def trained(net: nn.Module) -> nn.Module:
+    """The network with batch norms that do something, as after training."""
+    torch.manual_seed(1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            if module.affine:
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.2)
+    return net.eval()
+
+
+@torch.no_grad()
+def one_by_one(net: nn.Module, images: Images, max_side: int | None = None) -> np.ndarray:
+    """The descriptors of photos, each computed alone."""
+    photos = [load_image(path, images.box(i)) for i, path in enumerate(images.paths)]
+    rows = [net.eval()(whole_image(photo, max_side)[None]) for photo in photos]
+    return torch.cat(rows).numpy()

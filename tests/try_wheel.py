@@ -28,8 +28,9 @@ assert descriptors.grad.abs().sum() > 0
 
 refused = run("index", "info", sys.prefix)
 assert refused.returncode == 2, refused
-missing = importlib.util.find_spec("lancedb") is None
+missing = importlib.util.find_spec("faiss") is None
 expected = "pip install 'listwise[index]'" if missing else f"no index at {sys.prefix}"
 assert expected in refused.stderr, refused
 assert not list(Path(listwise.__file__).parent.rglob("test_*")), "tests are in the wheel"
+assert importlib.util.find_spec("benchmarks") is None, "benchmarks are in the wheel"
 print(f"the wheel of listwise {listwise.__version__} works")

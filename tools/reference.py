@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.text import Text
 
 from listwise.cli.main import app
 from listwise.settings import NESTED
 
-VALUES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "Path": "PATH"}
 ALL_SETTINGS = "The [settings of a training run](settings.md) are options of this command, too."
 
 
@@ -31,7 +29,7 @@ def commands_page() -> str:
     """Every command of the command line, in Markdown."""
     root: Any = typer.main.get_command(app)
     lines = ["| Command | |", "|---|---|"]
-    for name, command in root.commands.items():
+    for name, command in subcommands(root):
         lines.append(f"| [`listwise {name}`](#listwise-{name}) | {_first_sentence(command)} |")
     return "\n".join(lines) + "\n\n" + "\n\n".join(_describe(root, "listwise", 1))
 
@@ -39,7 +37,7 @@ def commands_page() -> str:
 def settings_page() -> str:
     """Every setting of a training run, in Markdown, in the groups of a config file."""
     root: Any = typer.main.get_command(app)
-    settings = [p for p in root.commands["train"].params if is_setting(p)]
+    settings = [p for p in root.get_command(None, "train").params if is_setting(p)]
     parts = [_setting(p, p.name) for p in settings if _group(p) is None]
     for group, model in NESTED.items():
         parts += [f"## {group}", _escape((model.__doc__ or "").split("\n")[0])]
@@ -54,6 +52,12 @@ def changelog_page() -> str:
     return text.replace("](docs/", "](")
 
 
+def subcommands(group: Any) -> Iterator[tuple[str, Any]]:
+    """The commands of a group, with their names."""
+    for name in group.list_commands(None):
+        yield name, group.get_command(None, name)
+
+
 def is_setting(parameter: Any) -> bool:
     """Whether an option of a command is a setting of a training run."""
     return str(getattr(parameter, "rich_help_panel", "")).startswith("Settings")
@@ -65,7 +69,7 @@ def _group(parameter: Any) -> str | None:
 
 
 def _describe(group: Any, words: str, depth: int) -> Iterator[str]:
-    for name, command in group.commands.items():
+    for name, command in subcommands(group):
         typed = f"{words} {name}"
         yield f"{'#' * (depth + 1)} {typed}"
         yield _plain(command.help)
@@ -85,40 +89,24 @@ def _usage(command: Any, typed: str) -> Iterator[str]:
     if any(is_setting(p) for p in command.params):
         yield ALL_SETTINGS
     if command.epilog:
-        yield from _examples(Text.from_markup(command.epilog).plain)
+        yield from _examples(command.epilog.replace("\b\n", ""))
 
 
 def _parameter(parameter: Any) -> str:
     text = _plain(parameter.help)
     if not parameter.opts[0].startswith("-"):
         return f"`{_argument(parameter)}`\n:   {text}"
+    return f"{_flags(parameter)}\n:   {text}"
+
+
+def _flags(parameter: Any) -> str:
+    """The flags of an option, and the kind of value that it takes."""
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    value = "" if parameter.is_flag else f" `{_value(parameter)}`"
-    if parameter.required:
-        text += " *Required.*"
-    elif default := _default(parameter):
-        text += f" *Default: {default}.*"
-    return f"{names}{value}\n:   {text}"
+    return names if parameter.is_flag else f"{names} `{parameter.metavar}`"
 
 
 def _argument(parameter: Any) -> str:
     return str(parameter.metavar or parameter.name.upper())
-
-
-def _value(parameter: Any) -> str:
-    """The kind of value that an option takes, as its help shows it."""
-    if parameter.metavar:
-        return VALUES.get(parameter.metavar, parameter.metavar)
-    return VALUES.get(getattr(parameter.type_descriptor.annotation, "__name__", ""), "TEXT")
-
-
-def _default(parameter: Any) -> str:
-    """The default that will be used, as one types it; empty if there is none."""
-    if isinstance(parameter.show_default, str):
-        return _escape(parameter.show_default)
-    if parameter.is_flag:
-        return "on" if parameter.default else ""
-    return "" if parameter.default in (None, [], ()) else f"`{parameter.default}`"
 
 
 def _examples(text: str) -> Iterator[str]:
@@ -136,10 +124,7 @@ def _examples(text: str) -> Iterator[str]:
 
 def _setting(parameter: Any, name: str) -> str:
     """A setting by its name in a config file, and its flags."""
-    value = "" if parameter.is_flag else f" `{_value(parameter)}`"
-    flags = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
-    text = f"{_plain(parameter.help)} *Default: {_default(parameter)}.*"
-    return f"`{name}`\n:   {text}\n    <br>{flags}{value}"
+    return f"`{name}`\n:   {_plain(parameter.help)}\n    <br>{_flags(parameter)}"
 
 
 def _first_sentence(command: Any) -> str:
@@ -147,8 +132,9 @@ def _first_sentence(command: Any) -> str:
 
 
 def _plain(text: str | None) -> str:
-    """A help text without the markup of the terminal, as Markdown."""
-    return _escape(Text.from_markup(text or "").plain.strip())
+    """A help text as Markdown, with the default in italics."""
+    plain, _, note = (text or "").strip().partition(" [")
+    return _escape(plain) + (f" *{_escape(note[:1].upper() + note[1:-1])}.*" if note else "")
 
 
 def _escape(text: str) -> str:

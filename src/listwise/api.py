@@ -17,7 +17,7 @@ from listwise.search import Added, Entry, Hit, Index, open_index
 if TYPE_CHECKING:
     from listwise.feedback import Comparison
     from listwise.training import TrainPlan, TrainResult
-    from listwise.training.run.view import TrainView
+    from listwise.training.view import TrainView
 
 __all__ = ["Added", "Entry", "Evaluation", "Hit", "Index", "Labels", "Model", "Run", "Tuning"]
 __all__ += ["evaluate", "label", "load", "open_index", "train", "tune"]
@@ -43,7 +43,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: the metrics of each update and each validation."""
-        from listwise.training.run.record import read_metrics
+        from listwise.training.run import read_metrics
 
         return read_metrics(self.folder)
 
@@ -64,12 +64,12 @@ def train(
     Args:
         photos: a folder of class folders, a table or list of labelled photos, or the name of a
             data set.
-        from_index: an index, instead of `photos`: train its model on its labels and marks. The
+        from_index: train the model of this index on its labels and marks, instead of `photos`. The
             model of the run is the new one only if it is better.
-        run_folder: folder to write the run to, by default `runs/NAME`. Resume an interrupted run
-            with `listwise.training.resume`.
-        preset: where the other settings come from: "auto" chooses them for the photos and the
-            machine, "paper" uses the values of the paper.
+        run_folder: folder to write the run to; by default runs/NAME. Resume an interrupted run with
+            `listwise.training.resume`.
+        preset: source of the settings that you do not give: auto chooses them for the photos and
+            the machine, paper uses the values of the paper.
         progress: whether to show a progress bar and the validations; by default on a terminal.
         view: receives updates and validations instead of the progress bar.
         on_plan: called with the photos and settings before training starts.
@@ -88,50 +88,45 @@ def train(
         >>> run.comparison.better                                     # doctest: +SKIP
         True
     """
-    from listwise.training import prepare
-    from listwise.training.run.folder import check_unused
-    from listwise.training.starting import make_trainer
+    import torch
+
+    from listwise.training import Trainer, prepare
+    from listwise.training.run import check_unused
 
     if (photos is None) == (from_index is None):
         raise InputError("give either `photos` or `from_index` to train on")
     place = from_index.uri if isinstance(from_index, Index) else photos or from_index
     folder = default_run_folder(str(place)) if run_folder is None else Path(run_folder)
     check_unused(folder)
+    live: TrainView | None = None
     if view is None and (sys.stderr.isatty() if progress is None else progress):
-        view, on_plan = _live_view(on_plan)
-    if from_index is not None:
-        from listwise.feedback import train_from_index
+        from rich.console import Console
 
-        result, found = train_from_index(from_index, folder, settings, preset, view, on_plan)
-        return Run(folder, result, found, {"device": settings.get("device", "auto")})
-    assert photos is not None
-    if isinstance(settings.get("teacher"), str | Path):
-        settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
-    plan = prepare(photos, settings, preset)
-    on_plan(plan)
-    modules = {kind: part for kind, part in plan.parts.items() if kind in ("backbone", "pooling")}
-    parts = {"device": plan.config.device, **modules}
-    trainer = make_trainer(plan, folder, view)
-    del plan, settings  # so that the trainer frees a teacher once its descriptors are computed
-    return Run(folder, trainer.fit(), _parts=parts)
+        from listwise.training.view import LiveTrainView
 
+        live = view = LiveTrainView(Console(stderr=True))
 
-def _live_view(
-    on_plan: "Callable[[TrainPlan], object]",
-) -> "tuple[TrainView, Callable[[TrainPlan], object]]":
-    """Return a view of the terminal, and a function that also prints the notes of a plan."""
-    from rich.console import Console
-
-    from listwise.training.run.view import LiveTrainView
-
-    view = LiveTrainView(Console(stderr=True))
-
-    def with_notes(plan: "TrainPlan") -> None:
+    def announce(plan: "TrainPlan") -> None:
         on_plan(plan)
-        for note in plan.notes:
-            view.message(f"note: {note}")
+        if live is not None:
+            for note in plan.notes:
+                live.message(f"note: {note}")
 
-    return view, with_notes
+    with torch.random.fork_rng(devices=[]):  # training sets the seed of the process
+        if from_index is not None:
+            from listwise.feedback import train_from_index
+
+            result, found = train_from_index(from_index, folder, settings, preset, view, announce)
+            return Run(folder, result, found, {"device": settings.get("device", "auto")})
+        assert photos is not None
+        if isinstance(settings.get("teacher"), str | Path):
+            settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
+        plan = prepare(photos, settings, preset)
+        announce(plan)
+        parts = {"device": plan.config.device, **plan.parts.modules}
+        trainer = Trainer(plan, folder, view)
+        del plan, settings  # so that the trainer frees a teacher once its descriptors are computed
+        return Run(folder, trainer.fit(), _parts=parts)
 
 
 def default_run_folder(photos: str | Path) -> Path:

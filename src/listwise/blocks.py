@@ -1,18 +1,18 @@
 """Compare queries with a database larger than memory, block by block."""
 
 import mmap
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.errors import InputError
-from listwise.machine import core_count
+from listwise.machine import core_count, submit_ahead
 
 Vectors = NDArray[np.floating]
 # An array [N, C], such as `np.load(path, mmap_mode="r")`, or its parts [n, C] in order: a list, or
@@ -24,6 +24,34 @@ _SCORES = 1 << 24  # maximum number of scores in a block
 _THREADS = 8  # each holds a block: half a gigabyte in total at 2048 dimensions
 
 Result = TypeVar("Result")
+
+
+class _OneThreadProducts(ContextDecorator):
+    """Makes NumPy compute products in one thread while at least one thread is in its block.
+
+    Equal products then round equally, and threads that compute products do not wait for the
+    threads of each other's products. The limit of the process is restored after the last block.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._limits: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._limits = threadpool_limits(1, "blas")
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._limits.restore_original_limits()
+
+
+one_thread_products = _OneThreadProducts()
 
 
 def as_queries(queries: ArrayLike) -> Vectors:
@@ -84,25 +112,14 @@ def each_block(
     threads compute the scores and call `work`; this thread calls `take`.
     """
 
-    def score(start: int, block: NDArray[np.generic]) -> Result:
-        return work(start, inner_products(queries, start, block))
+    def score(block: tuple[int, NDArray[np.generic]]) -> Result:
+        return work(block[0], inner_products(queries, *block))
 
     # One thread per block, rather than several per product, so that `work` uses all cores too.
     threads = min(core_count(), _THREADS)
-    with one_thread_products(), ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[Result]] = deque()
-        for start, block in blocks(database, len(queries)):
-            pending.append(pool.submit(score, start, block))
-            if len(pending) > threads:
-                take(pending.popleft().result())
-        while pending:
-            take(pending.popleft().result())
-
-
-def one_thread_products() -> AbstractContextManager[object]:
-    """Compute matrix products in one thread, so that equal products round equally."""
-    limits: AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
-    return limits
+    with one_thread_products, ThreadPoolExecutor(threads) as pool:
+        for found in submit_ahead(pool, score, blocks(database, len(queries)), threads):
+            take(found)
 
 
 def inner_products(queries: Vectors, start: int, block: NDArray[np.generic]) -> Vectors:

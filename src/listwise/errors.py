@@ -1,4 +1,12 @@
-"""The exception for errors that the user can fix."""
+"""The exception for errors that the user can fix, and the category of warnings."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Model = TypeVar("Model", bound="BaseModel")
 
 
 class InputError(ValueError):
@@ -10,8 +18,57 @@ class InputError(ValueError):
     """
 
 
+class ListwiseWarning(UserWarning):
+    """Something that works, but probably not as intended; the command line prints it as a note."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[0] if lines else type(error).__name__
     return line if len(line) <= 160 else f"{line[:157]}..."
+
+
+def validated(model: type[Model], values: Mapping[str, Any], file: str | None = None) -> Model:
+    """Check settings or options by name, and return them as a model.
+
+    Args:
+        model: the pydantic model, which may contain others as groups.
+        values: by name, with groups as dictionaries.
+        file: the file they were read from, for error messages.
+
+    Raises:
+        InputError: a name is unknown or has a wrong value.
+    """
+    from pydantic import BaseModel, ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first, *others = error.errors()
+        inside = first.get("ctx", {}).get("error")
+        named = not first["loc"] or f"`{first['loc'][0]}`" in str(inside)
+        if isinstance(inside, InputError) and named and file is None:
+            raise inside from None
+        kind = getattr(model.model_fields.get(str(first["loc"][0])), "annotation", None)
+        inner = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        name = ".".join(str(part) for part in first["loc"][: 2 if inner else 1])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join((inner or model).model_fields)
+            where = "" if file is None else f"{file}: "
+            raise InputError(
+                f"{where}unknown setting {name!r}; the settings are {known}"
+            ) from error
+        # A setting of several types has an error for each of them.
+        same = [other for other in others if other["loc"][:1] == first["loc"][:1] and not inner]
+        reasons = [fault["msg"].removeprefix("Value error, ") for fault in (first, *same)]
+        # Backticks mark an argument, which the command line shows as a flag; a file has names.
+        shown = f"`{name}`" if file is None else f"{file}: {name}"
+        expected = "Input should be "
+        if not all(reason.startswith(expected) for reason in reasons):
+            raise InputError(f"{shown}: {'; '.join(reasons)}") from error
+        # Pydantic adds how it failed: "a valid integer, unable to parse string as an integer".
+        kinds = [reason.removeprefix(expected).partition(", ")[0] for reason in reasons]
+        value = f"{first['input']!r:.80}"
+        expected = " or ".join(dict.fromkeys(kinds))
+        raise InputError(f"{shown} must be {expected}, not {value}") from error

@@ -1,16 +1,26 @@
-"""Write files atomically, and read text files."""
+"""Write files atomically, read text files, and check the headers of files that Listwise writes."""
 
+import csv
 import errno
+import io
 import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from listwise import __version__
 from listwise.errors import InputError
 
+FORMAT_VERSION: Final = 1
+
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# Codes of SQLite: not permitted, read-only, an error of the disk, full, cannot be opened.
+_SQLITE_CANNOT_WRITE = (3, 8, 10, 13, 14)
 
 
 def write_failure(error: BaseException | None) -> str | None:
@@ -21,6 +31,8 @@ def write_failure(error: BaseException | None) -> str | None:
         number = int(found[1]) if found else getattr(error, "errno", None)
         if number in _CANNOT_WRITE:
             return os.strerror(number)
+        if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _SQLITE_CANNOT_WRITE:
+            return str(error)
         error = error.__cause__
     return None
 
@@ -57,10 +69,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, in UTF-8."""
+    r"""Write a text file atomically, in UTF-8; what is not Unicode, as in file names, as \udcNN."""
     partial = path.with_name(f"{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     publish(partial, path)
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write a table atomically; the first row is its header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_tensors(
@@ -81,8 +100,12 @@ def write_tensors(
     from safetensors import numpy as of_numpy
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # A folder: safetensors writes to a hidden file of its own, which a kill leaves behind.
+    scratch = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
+        scratch.mkdir()
+        partial = scratch / path.name
         if all(isinstance(value, np.ndarray) for value in tensors.values()):
             of_numpy.save_file(dict(tensors), partial, metadata)
         else:
@@ -94,7 +117,7 @@ def write_tensors(
         # safetensors reports a full disk as text, not as an OSError.
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _plain_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,3 +154,29 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+class FileHeader(BaseModel):
+    """The header of a file: the version of its format, and of the Listwise that wrote it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    listwise: str = __version__
+
+    @classmethod
+    def parse(cls, content: str | bytes, path: str | Path, repair: str) -> Self:
+        """Read a header from JSON; an error names the file and ends with the advice `repair`."""
+        try:
+            version = FileHeader.model_validate_json(content)
+            if version.format_version > FORMAT_VERSION:
+                raise InputError(
+                    f"{path} has the format {version.format_version} of a newer Listwise "
+                    f"({version.listwise}): pip install --upgrade listwise"
+                )
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            reason = f"its header cannot be read: {place}: {first['msg']}"
+            raise InputError(f"{path} is damaged ({reason}): {repair}") from error

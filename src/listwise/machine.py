@@ -1,14 +1,20 @@
-"""Detect the cores and GPUs of this machine, and share its cores with other processes."""
+"""Detect the cores and GPUs of this machine, and keep its cores busy."""
 
 import math
 import os
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from listwise.errors import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -103,58 +109,49 @@ def _group_quota(group: Path) -> list[float]:
 
 
 def set_torch_environment() -> None:
-    """Set environment variables that make PyTorch faster on the CPU, here and in child processes.
+    """Set environment variables for PyTorch on the CPU, here and in child processes.
 
     Waiting OpenMP threads sleep instead of spin: on a busy machine, spinning threads take cores
-    from the threads they wait for, and a network may take ten times as long. Large tensors use
-    large pages of memory, because the system clears and maps each page when it is first used.
+    from the threads they wait for, and a network may take ten times as long.
 
-    This must be called before PyTorch is imported, and it affects the whole process: programs call
-    it, while libraries use `shared_cores`. Variables that the user has set are kept.
+    Only the program `listwise` calls this, before PyTorch is imported; functions of the library
+    never do. Variables that the user has set are kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if core_count() < _affinity():
         os.environ.setdefault("OMP_NUM_THREADS", str(core_count()))
 
 
 @contextmanager
 def shared_cores() -> Iterator[None]:
-    """Compute on the CPU with PyTorch without slowing down on a busy machine.
+    """Inside this context PyTorch uses at most one thread per core of this process.
 
-    PyTorch uses at most one thread per core, and waiting threads soon sleep. This works for PyTorch
-    with GNU OpenMP, which lets threads spin only if a process has no more threads than cores. A
-    sleeping thread with its own team of threads exceeds that number.
+    PyTorch itself does not know the CPU quota of a container.
     """
     import torch
 
     before = torch.get_num_threads()
-    threads = min(before, core_count())
-    if threads != before:
-        torch.set_num_threads(threads)
-    done = threading.Event()
+    if before <= core_count():
+        yield
+        return
+    torch.set_num_threads(core_count())
     try:
-        if threads > 1 and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-            started = threading.Event()
-            thread = threading.Thread(
-                target=_hold_team, args=(threads, started, done), name="team", daemon=True
-            )
-            thread.start()
-            started.wait()
         yield
     finally:
-        done.set()
-        if threads != before:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
-def _hold_team(threads: int, started: threading.Event, done: threading.Event) -> None:
-    """Start a team of OpenMP threads, and keep it until `done` is set."""
-    import torch
-
+def submit_ahead(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Yield `function(item)` for each item, in order; a pool computes that many results ahead."""
+    stream = iter(items)
+    waiting = deque(pool.submit(function, item) for item in islice(stream, ahead))
     try:
-        # Large enough to give every thread some work.
-        torch.zeros(threads << 16, dtype=torch.uint8).add_(1)
+        while waiting:
+            waiting.extend(pool.submit(function, item) for item in islice(stream, 1))
+            # No name keeps the result: it may be large.
+            yield waiting.popleft().result()
     finally:
-        started.set()
-    done.wait()
+        for future in waiting:
+            future.cancel()

@@ -1,12 +1,13 @@
 """Optional packages: errors that name the command which installs a missing one."""
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
-from listwise.errors import InputError
+from listwise.errors import InputError, ListwiseWarning, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,7 @@ DISTRIBUTIONS = {
     "faiss": "faiss-cpu",
     "grpc": "grpcio",
     "milvus_lite": "milvus-lite",
+    "pillow_heif": "pillow-heif",
     "prometheus_client": "prometheus-client",
     "python_multipart": "python-multipart",
     "pytorch_metric_learning": "pytorch-metric-learning",
@@ -25,6 +27,10 @@ DISTRIBUTIONS = {
 
 
 _TRIAL = threading.Lock()
+
+# The newest PyTorch whose compiler `listwise.models.fusion` was tested with: it uses an interface
+# that may change in any version.
+NEWEST_TORCH = (2, 15)
 
 
 class MissingDependencyError(ImportError, InputError):
@@ -38,7 +44,7 @@ def requires(extra: str, purpose: str) -> Iterator[None]:
     Args:
         extra: the extra that installs the package.
         purpose: what needs the package, the beginning of the message: "an index in a folder needs
-            lancedb: pip install 'listwise[index]'".
+            faiss: pip install 'listwise[index]'".
 
     Raises:
         MissingDependencyError: a package is not installed.
@@ -53,20 +59,6 @@ def requires(extra: str, purpose: str) -> Iterator[None]:
         ) from error
 
 
-@cache
-def has_triton() -> bool:
-    """Whether Triton 3.3 (of PyTorch 2.7) or newer is installed, which the kernels need.
-
-    The interpreters of older versions, in which the tests run the kernels, corrupt memory.
-    """
-    try:
-        import triton
-    except ImportError:
-        return False
-    major, minor = triton.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (3, 3)
-
-
 def runs_triton(device: "torch.device") -> bool:
     """Whether Triton can compile and run kernels on a device; a trial shows it once.
 
@@ -78,14 +70,47 @@ def runs_triton(device: "torch.device") -> bool:
 
 @cache
 def _triton_trial(device: "torch.device") -> bool:
-    if not has_triton():
-        return False
     try:
-        import torch
+        import triton
+    except ImportError:
+        return False
+    # The interpreters of versions before that of PyTorch 2.7, in which the tests run the kernels,
+    # corrupt memory.
+    if _version(triton.__version__) < (3, 3):
+        return False
+    import torch
 
-        from listwise.kernel_trial import kernel_doubles
+    from listwise.kernel_trial import kernel_doubles
 
+    try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return kernel_doubles(device)
-    except Exception:  # each missing part has its own error
+    except Exception as error:  # each missing part has its own error
+        warnings.warn(
+            "the GPU kernels of Listwise are not used, so it runs slower: a trial of Triton failed "
+            f"({first_line(error)})",
+            ListwiseWarning,
+            stacklevel=3,
+        )
         return False
+
+
+@cache
+def fuses_convolutions() -> bool:
+    """Whether `listwise.models.fusion` was tested with the installed PyTorch; if not, warn."""
+    import torch
+
+    if _version(torch.__version__) <= NEWEST_TORCH:
+        return True
+    warnings.warn(
+        f"networks are compiled without the fusion of convolutions, so they run slower: PyTorch "
+        f"{torch.__version__} is newer than {'.'.join(map(str, NEWEST_TORCH))}",
+        ListwiseWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -1,8 +1,9 @@
-"""Progress bars, shown on a terminal only."""
+"""Progress bars, shown on a terminal only, and tables of text."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,16 +27,16 @@ def counting(what: str, total: int, show: bool | None = None) -> Iterator[Callab
     if not show:
         yield lambda count: None
         return
-    from rich.console import Console
-
-    with progress_bar(Console(stderr=True), what, total) as advance:
+    with progress_bar(None, what, total) as advance:
         yield advance
 
 
-def make_bars(console: "Console", download: bool = False) -> "Progress":
-    """Return progress bars that disappear when they are done, shown on a terminal only."""
+def _make_bars(console: "Console | None", download: bool = False) -> "Progress":
+    """Return progress bars that disappear when they are done; by default on stderr."""
     from rich import progress as rich
+    from rich.console import Console
 
+    console = console or Console(stderr=True)
     amount: list[rich.ProgressColumn] = [rich.MofNCompleteColumn()]
     if download:
         amount = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
@@ -52,63 +53,44 @@ def make_bars(console: "Console", download: bool = False) -> "Progress":
 
 @contextmanager
 def progress_bar(
-    console: "Console", what: str, total: int | None = None
+    console: "Console | None", what: str, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar; the yielded function advances it by a number of steps."""
-    with make_bars(console) as bars:
+    with _make_bars(console) as bars:
         task = bars.add_task(what, total=total)
         yield lambda count: bars.advance(task, count)
 
 
 @contextmanager
+def stage_bars(
+    console: "Console | None" = None, stage: str = "", download: bool = False
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show one bar after the other; the yielded function sets stage, steps done and total."""
+    with _make_bars(console, download) as bars:
+        task = bars.add_task(stage, total=None)
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if done < bars.tasks[0].completed:  # of an earlier stage
+                bars.reset(task)
+            bars.update(task, description=stage, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
 def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar; the yielded function sets the steps done and the total."""
-    with make_bars(console) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+    with stage_bars(console, what) as report:
+        yield partial(report, what)
 
 
-@contextmanager
-def download_bar(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar of bytes; the yielded function sets its label, the bytes done and the total."""
-    with make_bars(console, download=True) as bars:
-        task = bars.add_task("", total=None)
-        shown = ""
-
-        def report(what: str, done: int, total: int | None) -> None:
-            nonlocal shown
-            if what != shown:
-                bars.reset(task, description=what, total=total)
-                shown = what
-            bars.update(task, completed=done, total=total)
-
-        yield report
-
-
-@contextmanager
-def stage_bars(console: "Console") -> Iterator[Callable[[str, int, int], None]]:
-    """Show one bar after the other; the yielded function sets stage, steps done and total."""
-    with make_bars(console) as bars:
-        task = bars.add_task("", total=None)
-        shown = ""
-
-        def report(stage: str, done: int, total: int) -> None:
-            nonlocal shown
-            if stage != shown:
-                bars.reset(task, description=stage, total=total)
-                shown = stage
-            bars.update(task, completed=done, total=total)
-
-        yield report
-
-
-@contextmanager
-def stages_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the bars of `stage_bars` on stderr, if it is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-
-    with stage_bars(Console(stderr=True)) as report:
-        yield report
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return rows of cells as lines with aligned columns, the first `left` ones to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,17 +1,14 @@
 """Servers that the same user runs on this machine, and searches that they answer.
 
 A running server has its model and index in memory, so it answers in a fraction of the time that a
-new process needs to load them. Only the standard library is imported here, for the same reason.
+new process needs to load them. Nothing that takes long to import is imported here.
 """
 
-import http.client
 import json
 import os
 import secrets
 import stat
-import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from listwise.client.requests import Upload, send
+from listwise.client import Client, ServerError
 
 CONNECT_SECONDS = 2.0
 
@@ -38,42 +35,6 @@ class RunningServer:
     url: str
     instance: str
     pid: int
-
-    def search(
-        self, photos: Sequence[Path], fields: Mapping[str, str], seconds: float = 60.0
-    ) -> dict[str, Any] | None:
-        """Search by photo files, and return the JSON of the answer.
-
-        Args:
-            photos: image files.
-            fields: the other fields of the search form, as text.
-            seconds: time limit.
-
-        Returns:
-            None if the server no longer runs, would reduce one of the photos, or refuses the
-            search; the index itself can then be searched.
-        """
-        try:
-            info = self._request("GET", "/api/info", CONNECT_SECONDS)
-            if info.get("instance") != self.instance:
-                return None
-            # An upgrade of the index may have changed it since the server started.
-            limit = info["limits"]["max_side"]
-            if limit is not None and any(_long_side(photo) > limit for photo in photos):
-                return None
-            return self._request("POST", "/api/search", seconds, Upload.of(fields, photos))
-        except (OSError, ValueError, KeyError, http.client.HTTPException):
-            return None
-
-    def _request(
-        self, method: str, path: str, seconds: float, upload: Upload | None = None
-    ) -> dict[str, Any]:
-        headers = {"Cache-Control": "no-cache"}
-        answer = send(method, self.url + path, headers=headers, upload=upload, seconds=seconds)
-        if answer.status != 200:
-            raise ValueError(f"status {answer.status}")
-        found: dict[str, Any] = json.loads(answer.content)
-        return found
 
 
 @contextmanager
@@ -115,7 +76,7 @@ def find_server(index: str) -> RunningServer | None:
 
 
 def search_by_server(
-    index: str, photos: Sequence[str], boxes: Sequence[Any], how: Mapping[str, Any]
+    index: str, photos: Sequence[str], boxes: Sequence[Any], options: Mapping[str, Any]
 ) -> list[dict[str, Any]] | None:
     """Search by photo files with a running server of the index.
 
@@ -123,23 +84,29 @@ def search_by_server(
         index: folder or address of the index.
         photos: image files.
         boxes: a box for each photo, or nothing.
-        how: the other arguments of `Index.search`.
+        options: the options of the search by name.
 
     Returns:
-        The results as JSON; None if no server runs, or if it cannot give the same results as a
-        search of the index itself.
+        The results as JSON; None if no server runs, or if it refuses the search or cannot give the
+        same results as a search of the index itself.
     """
     server = find_server(index)
-    if server is None or how["where"] == "" or len(boxes) not in (0, len(photos)):
+    if server is None or len(boxes) not in (0, len(photos)):
         return None
-    fields = {name: str(value) for name, value in how.items() if value is not None}
-    answer = server.search(list(map(Path, photos)), fields | {"boxes": json.dumps(boxes or None)})
-    results: list[dict[str, Any]] | None = answer["results"] if answer else None
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    quick, client = (Client(server.url, seconds=s, retries=0) for s in (CONNECT_SECONDS, 60.0))
+    client.headers["Cache-Control"] = "no-cache"
+    try:
+        if quick.info().get("instance") != server.instance:
+            return None
+        answer = client.search(list(photos), boxes=list(boxes) or None, **given)
+    except ServerError:
+        return None
+    results: list[dict[str, Any]] = answer["results"]
     # Without the server there is no time limit, and the first 100 are verified. Diffusion may put
     # results ahead that are not among these 100.
-    some = results and any(hit["inliers"] is None for hit in results[:100])
-    unverified = some and answer is not None and answer["verified"] < 100
-    return None if how["rerank"] and unverified else results
+    some = options["rerank"] and any(hit["inliers"] is None for hit in results[:100])
+    return None if some and answer["verified"] < 100 else results
 
 
 def new_instance() -> str:
@@ -166,13 +133,3 @@ def _folder() -> Path | None:
 def _name(index: str) -> str:
     place = index if "://" in index else str(Path(index).resolve())
     return sha256(place.encode(errors="surrogateescape")).hexdigest()[:20]
-
-
-def _long_side(photo: Path) -> int:
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(action="error"), Image.open(photo) as image:
-            return max(image.size)
-    except (Image.DecompressionBombError, Warning):
-        return sys.maxsize

@@ -19,17 +19,7 @@ def crash_point(tmp_path_factory) -> Path:
         pytest.skip("needs Linux and a C compiler")
     library = tmp_path_factory.mktemp("crash") / "crash_point.so"
     source = str(HERE / "crash_point.c")
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O2",
-        "-Wall",
-        "-Werror",
-        "-o",
-        library,
-        source,
-        "-ldl",
-    ]
+    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror"]
+    command = [compiler, *options, "-o", library, source, "-ldl"]
     subprocess.run(command, check=True)
     return library

@@ -1,8 +1,10 @@
 /* Preloaded into a process: counts the calls that change files below one folder. At a chosen one it kills
  * the process (a write is cut in half first, every other call is not made), or from there on calls fail:
  * those that need space, as on a full disk, or all of them, as in a folder that is read-only. It can also
- * show the process a clock that is ahead, and put it back at the chosen call. */
+ * show the process a clock that is ahead, and put it back at the chosen call, or keep another folder as the
+ * disk would be after a power failure: with what was synchronized, and nothing else. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -27,6 +30,7 @@ static long last = -1;
 static int failure;
 static long ahead;
 static int clock_only;
+static char disk[PATH_MAX];
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -39,6 +43,9 @@ void crash_arm(const char *path, long at, int error) {
     calls = 0;
     last = at;
 }
+
+/* Keep the folder `path` as the disk would be after a power failure. */
+void crash_disk(const char *path) { snprintf(disk, sizeof disk, "%s", path); }
 
 long crash_calls(void) { return calls; }
 
@@ -99,6 +106,51 @@ static int below_file(int file) {
     return below(path);
 }
 
+/* The place on the disk of a file below the folder; 0 if there is none. */
+static int on_disk(const char *path, char *place) {
+    if (!disk[0] || path[0] != '/' || !below(path)) return 0;
+    return snprintf(place, 2 * PATH_MAX, "%s%s", disk, path + folder_length) > 0;
+}
+
+/* A file was synchronized: its content is on the disk. Of a folder, the names of its files are. */
+static void synchronized(int file) {
+    char link[64], path[PATH_MAX], place[2 * PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= 0) return;
+    path[length] = 0;
+    if (!on_disk(path, place)) return;
+    struct stat state;
+    if (stat(path, &state)) return;
+    if (S_ISDIR(state.st_mode)) {
+        syscall(SYS_mkdirat, AT_FDCWD, place, 0777);
+        DIR *names = opendir(path);
+        size_t end = strlen(place);
+        for (struct dirent *each; names && (each = readdir(names));) {
+            snprintf(place + end, sizeof place - end, "/%s", each->d_name);
+            if (each->d_type == DT_REG) close(syscall(SYS_openat, AT_FDCWD, place, O_CREAT | O_WRONLY, 0666));
+        }
+        if (names) closedir(names);
+        return;
+    }
+    int from = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY), to = syscall(SYS_openat, AT_FDCWD, place, O_CREAT | O_TRUNC | O_WRONLY, 0666);
+    char part[65536];
+    ssize_t got;
+    while (from >= 0 && to >= 0 && (got = read(from, part, sizeof part)) > 0) syscall(SYS_write, to, part, got);
+    if (from >= 0) close(from);
+    if (to >= 0) close(to);
+}
+
+/* Files that are renamed or removed are so on the disk. */
+static void renamed(const char *from, const char *to) {
+    char old[2 * PATH_MAX], new[2 * PATH_MAX];
+    if (on_disk(from, old) && on_disk(to, new)) syscall(SYS_renameat2, AT_FDCWD, old, AT_FDCWD, new, 0);
+}
+static void removed(const char *path) {
+    char place[2 * PATH_MAX];
+    if (on_disk(path, place)) syscall(SYS_unlinkat, AT_FDCWD, place, 0);
+}
+
 enum { PROCEED, DIE, FAIL };
 
 static int verdict(int concerned) {
@@ -145,10 +197,24 @@ size_t fwrite(const void *data, size_t size, size_t count, FILE *file) {
     WRITES(below_file(fileno(file)), REAL(fwrite)(data, size, count / 2, file); fflush(file), 0);
     return REAL(fwrite)(data, size, count, file);
 }
-int fsync(int file) { NEEDS(below_file(file), -1); return REAL(fsync)(file); }
-int fdatasync(int file) { NEEDS(below_file(file), -1); return REAL(fdatasync)(file); }
+int fsync(int file) {
+    NEEDS(below_file(file), -1);
+    int failed = REAL(fsync)(file);
+    if (!failed) synchronized(file);
+    return failed;
+}
+int fdatasync(int file) {
+    NEEDS(below_file(file), -1);
+    int failed = REAL(fdatasync)(file);
+    if (!failed) synchronized(file);
+    return failed;
+}
 int ftruncate64(int file, off64_t size) { NEEDS(below_file(file), -1); return REAL(ftruncate64)(file, size); }
-int rename(const char *from, const char *to) { NEEDS(below(to), -1); return REAL(rename)(from, to); }
+int rename(const char *from, const char *to) {
+    NEEDS(below(to), -1);
+    renamed(from, to);
+    return REAL(rename)(from, to);
+}
 int renameat(int a, const char *from, int b, const char *to) { NEEDS(below(to), -1); return REAL(renameat)(a, from, b, to); }
 int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
     NEEDS(below(to), -1);
@@ -159,7 +225,11 @@ int linkat(int a, const char *from, int b, const char *to, int flags) {
     NEEDS(below(to), -1);
     return REAL(linkat)(a, from, b, to, flags);
 }
-int unlink(const char *path) { FREES(below(path)); return REAL(unlink)(path); }
+int unlink(const char *path) {
+    FREES(below(path));
+    removed(path);
+    return REAL(unlink)(path);
+}
 int unlinkat(int at, const char *path, int flags) { FREES(below(path) || (at >= 0 && below_file(at))); return REAL(unlinkat)(at, path, flags); }
 int rmdir(const char *path) { FREES(below(path)); return REAL(rmdir)(path); }
 int mkdir(const char *path, mode_t mode) { NEEDS(below(path), -1); return REAL(mkdir)(path, mode); }

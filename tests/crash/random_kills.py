@@ -16,7 +16,7 @@ from typing import Any
 
 import scenarios
 from safetensors.torch import load_file
-from scenarios import in_child, names, sha
+from scenarios import in_child, names, rows_of, sha
 
 import listwise.cli.main
 import listwise.data.pipeline
@@ -42,10 +42,6 @@ class Build(scenarios.Build):
         where = (str(self.index), str(self.folder), "--model", str(self.model))
         return ["index", "build", *where, *device]
 
-    def is_done(self, message: str) -> bool:
-        """Whether an error of a repeated command says that the killed one has done everything."""
-        return False
-
 
 class Add(Build):
     """`listwise index add` of all photos to an index that has some of them."""
@@ -61,18 +57,14 @@ class Remove(Build):
     """`listwise index remove` of the photos of a folder."""
 
     first = 48
+    done = "has no entry for"  # the killed command has removed everything
 
     def command(self) -> list[str]:
         return ["index", "remove", str(self.index), str(self.folder / "class3")]
 
     def observe(self) -> Any:
         with open_index(self.index) as index:
-            rows = index.store.vectors([entry.key for entry in index])
-            assert len(index) == len(rows)
-            return {"vectors": {entry.id: sha(row) for entry, row in zip(index, rows, strict=True)}}
-
-    def is_done(self, message: str) -> bool:
-        return "has no entry for" in message
+            return {"vectors": rows_of(index)}
 
 
 class Extract(scenarios.Extract):
@@ -81,9 +73,6 @@ class Extract(scenarios.Extract):
     def command(self) -> list[str]:
         where = (str(self.model), str(self.photos), str(self.file))
         return ["extract", *where, "--device", "cpu", *WORKERS]
-
-    def is_done(self, message: str) -> bool:
-        return False
 
 
 class Train(scenarios.Train):
@@ -94,9 +83,6 @@ class Train(scenarios.Train):
         if Path(run, "run.json").exists():
             return ["train", "--resume", run]
         return ["train", str(self.photos), "--run-folder", run, *TRAIN.split(), *WORKERS]
-
-    def is_done(self, message: str) -> bool:
-        return False
 
     def observe(self) -> Any:
         run = self.work / "run"
@@ -185,7 +171,8 @@ class Trial:
     def check(self, code: int, repeated: bool = False) -> None:
         """Fail unless the command has ended well, or has nothing left to do."""
         message = self.log.read_text()
-        nothing_left = repeated and code == 2 and self.operation.is_done(message)
+        done = getattr(self.operation, "done", None)
+        nothing_left = repeated and code == 2 and done and done in message
         assert code == 0 or nothing_left, f"exit code {code}: {message}"
 
     def disturb(self) -> None:

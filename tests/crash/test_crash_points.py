@@ -19,38 +19,22 @@ import pytest
 HERE = Path(__file__).parent
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 
-
-OPERATIONS = [
-    "build",
-    "add",
-    "remove",
-    "tidy",
-    "tune",
-    "local",
-    "upgrade",
-    "mark",
-    "serve",
-    "extract",
-    "whiten",
-    "train",
-]
+POWER = ["build", "add", "remove", "tidy", "tune", "local", "upgrade", "mark"]
+OPERATIONS = [*POWER, "serve", "extract", "whiten", "train"]
 COMMANDS = ["build", "add", "remove", "extract", "train"]
 POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
-FAULTS = ["kill", "full", "readonly", "denied", "clock"]
+FAULTS = ["kill", "power", "full", "readonly", "denied", "clock"]
 # Each operation once, and each fault.
-OTHERS = {
-    "build": "readonly",
-    "add": "random",
-    "tidy": "clock",
-    "mark": "full",
-    "extract": "denied",
-}
+OTHERS = {"build": "readonly", "add": "random", "tidy": "clock", "mark": "full"}
+OTHERS |= {"extract": "denied"}
 DEFAULT = [f"{OTHERS.get(operation, 'kill')}:{operation}" for operation in OPERATIONS]
+DEFAULT += [f"power:{operation}" for operation in ("add", "upgrade", "mark")]
 ALL = [
     f"{fault}:{operation}"
     for fault in FAULTS
     for operation in OPERATIONS
-    if operation != "serve" or fault in ("kill", "full")
+    if (operation != "serve" or fault in ("kill", "full"))
+    and (operation in POWER or fault != "power")
 ] + [f"random:{command}" for command in COMMANDS]
 CASES = ALL if SOAK else DEFAULT
 
@@ -71,9 +55,9 @@ def test_an_interrupted_operation_can_be_repeated(cases, crash_point, photos, tm
         assert not report["failures"], report["case"]
         # Errors do not stop everything: a search method that cannot be saved is used anyway.
         fault, operation = report["case"].split(":")
-        assert report["points"] >= (1 if fault in ("kill", "clock", "random") else 2)
+        assert report["points"] >= (1 if fault in ("kill", "power", "clock", "random") else 2)
         # The clock goes back twice at each point.
-        times = {"kill": 1, "random": 1, "clock": 2}.get(fault)
+        times = {"kill": 1, "power": 1, "random": 1, "clock": 2}.get(fault)
         least = times * report["points"] if times else int(operation != "tune")
         assert report["interrupted"] >= least, report["case"]
     print(*reports, sep="\n")

@@ -7,6 +7,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from listwise.data.catalog import ENTRIES, DataSetEntry, RemoteFile
-from listwise.data.catalog.archives import unpack
-from listwise.data.catalog.download import LOCK_FILE, Patience, download, fetch
+from listwise.data.catalog import download as module
+from listwise.data.catalog.download import LOCK_FILE, download, fetch, unpack
 from listwise.errors import InputError
 
-QUICK = Patience(retries=2, pause=0.01)
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.001)
 
 
 @dataclass
@@ -121,102 +125,80 @@ def entry(server: Server, *files: RemoteFile) -> DataSetEntry:
 # --- one file
 
 
-def test_a_file_arrives_whole(server: Server, tmp_path: Path) -> None:
+def get(server: Server, folder: Path, **options) -> bytes:
+    fetch(f"{server.address}/a.bin", folder / "a.bin", **options)
+    return (folder / "a.bin").read_bytes()
+
+
+def test_a_broken_connection_resumes_where_it_was(server: Server, tmp_path: Path) -> None:
     server.files["a.bin"] = content()
+    server.break_after = [30_000, 1, 50_000]
     seen = []
-    target = tmp_path / "a.bin"
-    fetch(f"{server.address}/a.bin", target, progress=lambda *step: seen.append(step))
-    assert target.read_bytes() == content()
+    assert get(server, tmp_path, progress=lambda *step: seen.append(step)) == content()
+    wanted = [None, "bytes=30000-", "bytes=30001-", "bytes=80001-"]
+    assert [asked for _, asked in server.asked] == wanted
     assert seen[-1] == ("downloading a.bin", 100_000, 100_000)
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
 
 
-def test_a_broken_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_second_run_resumes_unless_the_file_has_changed(
+    changed: bool, server: Server, tmp_path: Path
+) -> None:
     server.files["a.bin"] = content()
-    server.break_after = [30_000, 1, 50_000]
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin").read_bytes() == content()
-    wanted = [None, "bytes=30000-", "bytes=30001-", "bytes=80001-"]
-    assert [asked for _, asked in server.asked] == wanted
-
-
-def test_a_second_run_goes_on_with_the_first_ones_part(server: Server, tmp_path: Path) -> None:
-    server.files["a.bin"] = content()
-    server.break_after = [40_000, 0, 0, 0]
+    server.break_after = [40_000, *[0] * module.RETRIES, 0]
     with pytest.raises(InputError, match="broke off"):
-        fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin.part").stat().st_size == 40_000
-    assert not (tmp_path / "a.bin").exists()
+        get(server, tmp_path)
     server.asked.clear()
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    if changed:
+        server.files["a.bin"], server.tag = content()[::-1], '"2"'
+    assert get(server, tmp_path) == server.files["a.bin"]
     assert server.asked == [("a.bin", "bytes=40000-")]
-    assert (tmp_path / "a.bin").read_bytes() == content()
 
 
 def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
     server.files["a.bin"] = content()
     server.ranges = False
     server.break_after = [30_000]
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin").read_bytes() == content()
+    assert get(server, tmp_path) == content()
 
 
-def test_a_file_that_has_changed_starts_again(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [100_000, 200_000])
+def test_a_complete_part_is_used_and_a_longer_one_is_not(
+    size: int, server: Server, tmp_path: Path
+) -> None:
     server.files["a.bin"] = content()
-    server.break_after = [30_000, 0, 0, 0]
-    with pytest.raises(InputError):
-        fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    server.files["a.bin"], server.tag = content()[::-1], '"2"'
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin").read_bytes() == content()[::-1]
-
-
-def test_a_complete_part_is_taken(server: Server, tmp_path: Path) -> None:
-    server.files["a.bin"] = content()
-    (tmp_path / "a.bin.part").write_bytes(content())
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin").read_bytes() == content()
-
-
-def test_a_part_that_is_too_long_starts_again(server: Server, tmp_path: Path) -> None:
-    server.files["a.bin"] = content()
-    (tmp_path / "a.bin.part").write_bytes(content(200_000))
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
-    assert (tmp_path / "a.bin").read_bytes() == content()
+    (tmp_path / "a.bin.part").write_bytes(content(size))
+    assert get(server, tmp_path) == content()
 
 
 def test_passing_faults_are_tried_again(server: Server, tmp_path: Path) -> None:
     server.files["a.bin"] = content()
     server.answers = [503, 429]
-    fetch(f"{server.address}/a.bin", tmp_path / "a.bin", patience=QUICK)
+    assert get(server, tmp_path) == content()
     assert len(server.asked) == 3
     server.answers = [500] * 10
     with pytest.raises(InputError, match="answers 500"):
-        fetch(f"{server.address}/a.bin", tmp_path / "b.bin", patience=QUICK)
-    assert len(server.asked) == 6
+        get(server, tmp_path)
+    assert len(server.asked) == 3 + 1 + module.RETRIES
 
 
-def test_a_missing_file_is_said_at_once(server: Server, tmp_path: Path) -> None:
-    target = tmp_path / "none.tgz"
-    with pytest.raises(InputError) as caught:
-        fetch(f"{server.address}/none.tgz", target, patience=QUICK)
-    host = server.address.removeprefix("http://")
-    assert str(caught.value) == (
-        f"cannot reach {host}: it answers 404; run again later, or download "
-        f"{server.address}/none.tgz in another way, save it as {target} and run again"
-    )
+def test_a_missing_file_is_reported_at_once(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it answers 404; .* save it as .*a\.bin"):
+        get(server, tmp_path)
     assert len(server.asked) == 1
 
 
-def test_offline_is_one_line(tmp_path: Path) -> None:
+def test_offline_is_one_line(tmp_path: Path, monkeypatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(InputError, match=rf"cannot reach 127.0.0.1:{port}: .*refused") as caught:
-        fetch(f"http://127.0.0.1:{port}/a", tmp_path / "a", patience=QUICK)
+        fetch(f"http://127.0.0.1:{port}/a", tmp_path / "a")
     assert "\n" not in str(caught.value)
+    monkeypatch.setattr(module, "PAUSE", 60.0)  # it is not tried again
     with pytest.raises(InputError, match=r"name\.invalid: its name cannot be looked up"):
-        fetch("http://name.invalid/a", tmp_path / "a", patience=Patience(retries=9, pause=60))
+        fetch("http://name.invalid/a", tmp_path / "a")
 
 
 def test_a_full_disk_is_said_before(server: Server, tmp_path: Path, monkeypatch) -> None:
@@ -277,30 +259,22 @@ def test_a_second_run_fetches_only_what_is_missing(server: Server, tmp_path: Pat
     assert server.asked == [("b", None)]
 
 
-@pytest.mark.parametrize("kind", ["md5", "sha256"])
+@pytest.mark.parametrize("kind", ["md5", "sha256", "beside the file"])
 def test_checksums(kind: str, server: Server, tmp_path: Path) -> None:
+    """A wrong one, then the right one; also published in a file of its own."""
     server.files["a.bin"] = content()
-    right = f"{kind}:{hashlib.new(kind, content()).hexdigest()}"
     file = RemoteFile("http://x/a.bin", "sub/a.bin", checksum=f"{kind}:{'0' * 32}")
+    if kind == "beside the file":
+        kind, file = "md5", replace(file, checksum=None, checksum_url="http://x/md5sum/md5.a.txt")
+        server.files["md5.a.txt"] = b"0" * 32 + b"  a.bin\n"
     with pytest.raises(InputError, match=rf"a\.bin from .* is damaged or has changed \({kind} "):
         download(entry(server, file), tmp_path)
     assert list(tmp_path.rglob("*.bin*")) == []
-    assert download(entry(server, replace(file, checksum=right)), tmp_path) == []
+    right = hashlib.new(kind, content()).hexdigest()
+    server.files["md5.a.txt"] = f"{right}  a.bin\n".encode()
+    known = file if file.checksum is None else replace(file, checksum=f"{kind}:{right}")
+    assert download(entry(server, known), tmp_path) == []
     assert (tmp_path / "sub" / "a.bin").read_bytes() == content()
-
-
-def test_checksums_published_beside_the_file(server: Server, tmp_path: Path) -> None:
-    server.files["a.tar"] = tar({"0/1/2/012.jpg": b"J"}, "w")
-    file = RemoteFile(
-        "http://x/a.tar", "train", unpack=True, checksum_url="http://x/md5sum/md5.a.txt"
-    )
-    server.files["md5.a.txt"] = b"0" * 32 + b"  a.tar\n"
-    with pytest.raises(InputError, match="damaged or has changed"):
-        download(entry(server, file), tmp_path)
-    digest = hashlib.md5(server.files["a.tar"]).hexdigest()
-    server.files["md5.a.txt"] = f"{digest}  a.tar\n".encode()
-    assert download(entry(server, file), tmp_path) == []
-    assert (tmp_path / "train/0/1/2/012.jpg").read_bytes() == b"J"
     assert not list(tmp_path.glob(".md5*"))
 
 
@@ -313,35 +287,15 @@ def test_an_archive_downloaded_by_hand_is_taken(server: Server, tmp_path: Path) 
     assert not (tmp_path / "photos.tgz").exists()
 
 
-def test_a_set_without_addresses_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Cars-196 cannot be downloaded: its original server"):
-        download(ENTRIES["Cars-196"], tmp_path)
-
-
-def test_a_damaged_note_is_said(server: Server, tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).write_text("{")
-    with pytest.raises(InputError, match="is damaged: delete it"):
-        download(entry(server, RemoteFile("http://x/a", "a")), tmp_path)
-
-
 # --- unpacking
 
 
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
+def link(target: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        info = tarfile.TarInfo(name)
+        info = tarfile.TarInfo("inside")
         info.type, info.linkname = kind, target
         archive.addfile(info)
-    return buffer.getvalue()
-
-
-def linked_zip() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        info = zipfile.ZipInfo("link")
-        info.external_attr = 0o120777 << 16
-        archive.writestr(info, "/etc/passwd")
     return buffer.getvalue()
 
 
@@ -352,42 +306,34 @@ def linked_zip() -> bytes:
         tar({"../out.txt": b"x"}),
         tar({"a/../../out.txt": b"x"}),
         tar({"/tmp/listwise-out.txt": b"x"}),
-        tar({"C:/out.txt": b"x"}),
-        tar({"..\\out.txt": b"x"}),
         zipped({"../out.txt": b"x"}),
         zipped({"/tmp/listwise-out.txt": b"x"}),
-        link("inside", "/etc"),
-        link("inside", "../.."),
-        link("inside", "/etc/passwd", tarfile.LNKTYPE),
-        link("inside", "", tarfile.FIFOTYPE),
-        linked_zip(),
+        link("/etc"),
+        link("../.."),
+        link("/etc/passwd", tarfile.LNKTYPE),
+        link("", tarfile.FIFOTYPE),
     ],
     ids=lambda archive: "archive",  # by number: bytes would be names that hold the time
 )
-def test_nothing_lands_outside(archive: bytes, flat: bool, tmp_path: Path) -> None:
+def test_nothing_is_written_outside(archive: bytes, flat: bool, tmp_path: Path) -> None:
     path, folder = tmp_path / "evil", tmp_path / "in" / "here"
     path.write_bytes(archive)
-    with pytest.raises(InputError, match="refused") as caught:
+    with suppress(InputError):  # or it is written inside
         unpack(path, folder, flat=flat)
-    assert "\n" not in str(caught.value)
     assert not Path("/tmp/listwise-out.txt").exists()
-    assert [p.name for p in tmp_path.rglob("*") if not p.is_dir()] == ["evil"]
-
-
-@pytest.mark.parametrize("whole", [tar({"a": content()}), zipped({"a": content()}), b"nothing"])
-def test_damaged_archives(whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "a.tgz"
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="is damaged"):
-        unpack(path, tmp_path / "out")
+    outside = [p for p in tmp_path.rglob("*") if not p.is_dir() and folder not in p.parents]
+    assert outside == [path]
+    assert all(p.is_file() and not p.is_symlink() for p in folder.rglob("*") if not p.is_dir())
 
 
 @pytest.mark.parametrize("make", [tar, zipped])
-def test_flipped_bytes_in_an_archive(make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flipped", "nothing"])
+def test_damaged_archives(make, damage: str, tmp_path: Path) -> None:
     whole = bytearray(make({"a": content()}))
-    for place in range(2_000, 90_000, 7_000):
-        whole[place] ^= 0xFF
+    if damage == "flipped":
+        for place in range(2_000, 90_000, 7_000):
+            whole[place] ^= 0xFF
     path = tmp_path / "a.tgz"
-    path.write_bytes(whole)
+    path.write_bytes({"cut": whole[:50_000], "flipped": whole, "nothing": b"nothing"}[damage])
     with pytest.raises(InputError, match="is damaged"):
         unpack(path, tmp_path / "out")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from listwise.data.catalog.ground_truth import read_ground_truth
+from listwise.data.catalog.ground_truth import read_ground_truth, read_oxford_ground_truth
 from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 
@@ -30,32 +30,22 @@ def example() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_reads_plain_lists(tmp_path: Path, protocol: int) -> None:
-    truth = read_ground_truth(dump(tmp_path / "gnd.pkl", example(), protocol))
-    assert truth.names == ["a", "b", "c", "d"]
-    assert truth.queries == ["q", "r"]
-    assert truth.boxes == [(0.5, 1.0, 20.0, 30.0), (1.0, 2.0, 3.0, 4.0)]
-    assert [part.tolist() for part in truth.grades["easy"]] == [[0], []]
-    assert [part.tolist() for part in truth.grades["hard"]] == [[2], [1, 0]]
-    assert [part.tolist() for part in truth.grades["junk"]] == [[3], []]
-    assert {part.dtype for grade in truth.grades.values() for part in grade} == {np.dtype(np.int64)}
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_reads_numpy_everywhere(tmp_path: Path, protocol: int) -> None:
+@pytest.mark.parametrize("numpy", [False, True])
+def test_reads_plain_lists_and_numpy_everywhere(tmp_path: Path, protocol: int, numpy: bool) -> None:
     content = example()
-    content["imlist"] = np.array(content["imlist"], dtype=object)
-    content["qimlist"] = np.array(content["qimlist"])
-    for judgment in content["gnd"]:
-        for key in ("easy", "hard", "junk"):
-            judgment[key] = np.array(judgment[key], dtype=np.uint16)
-        judgment["bbx"] = [np.float32(number) for number in judgment["bbx"]]
+    if numpy:
+        content["imlist"] = np.array(content["imlist"], dtype=object)
+        content["qimlist"] = np.array(content["qimlist"])
+        for judgment in content["gnd"]:
+            for key in ("easy", "hard", "junk"):
+                judgment[key] = np.array(judgment[key], dtype=np.uint16)
+            judgment["bbx"] = [np.float32(number) for number in judgment["bbx"]]
     truth = read_ground_truth(dump(tmp_path / "gnd.pkl", content, protocol))
-    plain = read_ground_truth(dump(tmp_path / "plain.pkl", example()))
-    assert (truth.names, truth.queries, truth.boxes) == (plain.names, plain.queries, plain.boxes)
-    assert [part.tolist() for part in truth.grades["hard"]] == [
-        part.tolist() for part in plain.grades["hard"]
-    ]
+    assert (truth.names, truth.queries) == (["a", "b", "c", "d"], ["q", "r"])
+    assert truth.boxes == [(0.5, 1.0, 20.0, 30.0), (1.0, 2.0, 3.0, 4.0)]
+    found = {name: [part.tolist() for part in grade] for name, grade in truth.grades.items()}
+    assert found == {"easy": [[0], []], "hard": [[2], [1, 0]], "junk": [[3], []]}
+    assert {part.dtype for grade in truth.grades.values() for part in grade} == {np.dtype(np.int64)}
 
 
 VALUES: list[Any] = [
@@ -224,14 +214,72 @@ def test_mistakes_are_named(tmp_path: Path, content: Any, reason: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.pkl"):
-        read_ground_truth(tmp_path / "nowhere.pkl")
+# Text files of the original benchmarks
+
+NAMES = [f"all_souls_{i:06d}" for i in range(6)] + ["paris_defense_000605"]
 
 
-def test_real_benchmark_if_there_is_one() -> None:
-    root = os.environ.get("LISTWISE_REAL_DATA")
-    if root is None:
-        pytest.skip("LISTWISE_REAL_DATA is not set")
-    truth = read_ground_truth(Path(root) / "data/roxford5k/gnd_roxford5k.pkl")
-    assert (len(truth.names), len(truth.queries)) == (4993, 70)
+def write(folder: Path, name: str, query: str, *lists: list[str]) -> None:
+    (folder / f"{name}_query.txt").write_text(query + "\n")
+    for kind, images in zip(("good", "ok", "junk"), lists, strict=True):
+        (folder / f"{name}_{kind}.txt").write_text("".join(f"{image}\n" for image in images))
+
+
+def test_reads_the_public_layout(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "defense_1",
+        "paris_defense_000605 1 2 3 4",
+        ["paris_defense_000605"],
+        [],
+        [NAMES[1], "gone_000001"],
+    )
+    write(
+        tmp_path,
+        "all_souls_1",
+        "oxc1_all_souls_000003 136.5 34.1 648.5 955.7",
+        [NAMES[3], NAMES[0]],
+        [NAMES[5]],
+        [],
+    )
+    truth = read_oxford_ground_truth(tmp_path, NAMES)
+    assert truth.names == NAMES
+    assert truth.queries == ["all_souls_000003", "paris_defense_000605"]
+    assert truth.boxes == [(136.5, 34.1, 648.5, 955.7), (1, 2, 3, 4)]
+    assert [part.tolist() for part in truth.grades["good"]] == [[3, 0], [6]]
+    assert [part.tolist() for part in truth.grades["ok"]] == [[5], []]
+    assert [part.tolist() for part in truth.grades["junk"]] == [[], [1]]
+
+
+GOOD = "oxc1_all_souls_000003 1 2 3 4"
+
+
+@pytest.mark.parametrize(
+    ("query", "good", "junk", "reason"),
+    [
+        ("oxc1_all_souls_000003 1 2 3", [NAMES[0]], [], "four numbers"),
+        ("", [NAMES[0]], [], "four numbers"),
+        ("oxc1_all_souls_000003 3 2 1 4", [NAMES[0]], [], "left, top"),
+        (GOOD, ["nowhere_000001"], [], "nowhere_000001 is not among"),
+        (GOOD, [NAMES[0]], [NAMES[0]], "judged twice"),
+    ],
+)
+def test_bad_files_are_refused(
+    tmp_path: Path, query: str, good: list[str], junk: list[str], reason: str
+) -> None:
+    write(tmp_path, "x_1", query, good, [], junk)
+    with pytest.raises(InputError, match=reason) as error:
+        read_oxford_ground_truth(tmp_path, NAMES)
+    assert "x_1_query.txt" in str(error.value)
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file ends in _query\.txt"):
+        read_oxford_ground_truth(tmp_path, NAMES)
+    write(tmp_path, "x_1", GOOD, [NAMES[0]], [], [])
+    (tmp_path / "x_1_ok.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"x_1_ok\.txt: not UTF-8 text"):
+        read_oxford_ground_truth(tmp_path, NAMES)
+    (tmp_path / "x_1_ok.txt").unlink()
+    with pytest.raises(InputError, match=r"x_1_ok\.txt: cannot be read"):
+        read_oxford_ground_truth(tmp_path, NAMES)

@@ -15,8 +15,6 @@ from PIL import Image, ImageOps
 from tiny_net import TINY_NET
 
 from listwise.data import (
-    CropDataset,
-    CropSettings,
     DecodedPhoto,
     Decoding,
     ImageError,
@@ -25,15 +23,12 @@ from listwise.data import (
     load_image,
     pipeline,
     read_images,
-    read_labelled,
     whole_image,
 )
 from listwise.data.photos import photo_digest
-from listwise.data.pipeline import batch_by_canvas, batch_by_shape, canvas_side
+from listwise.data.pipeline import batch_by_shape
 from listwise.descriptors import Model, extract
-from listwise.local.extract import HessianAffine, extract_features
 from listwise.models import RetrievalNet
-from listwise.results import evaluate
 from listwise.search import add_photos, create_store, header_of
 
 ORIENTATION = 0x0112
@@ -100,32 +95,6 @@ def test_extraction_opens_and_decodes_each_photo_once(photos, model, tmp_path, c
     assert counts(images.files()) == ({1}, 48)
 
 
-def test_encoding_opens_and_decodes_each_photo_once(photos, model, counts):
-    images = read_images(photos)
-    assert model.encode(photos, workers=0).shape == (48, model.dim)
-    assert counts(images.files()) == ({1}, 48)
-
-
-def test_evaluation_opens_and_decodes_each_photo_once(photos, model, counts):
-    images = read_images(photos)
-    evaluate(model, photos, workers=0)
-    assert counts(images.files()) == ({1}, 48)
-
-
-def test_local_features_open_and_decode_each_photo_once(photos, tmp_path, counts):
-    images = read_images(photos).subset(range(5))
-    extract_features(images, tmp_path / "f.arrow", HessianAffine(50), workers=0)
-    assert counts(images.files()) == ({1}, 5)
-
-
-def test_crops_open_and_decode_each_photo_once(photos, counts):
-    images = read_labelled(photos)
-    dataset = CropDataset(images, CropSettings(size=32), seed=0)
-    for index in range(10):
-        dataset[0, index]
-    assert counts(images.files()[:10]) == ({1}, 10)
-
-
 def write_turned(path, turn):
     """A photo of 60 × 40 pixels that stands upright when it is turned."""
     cells = np.random.default_rng(turn).integers(0, 255, (4, 6, 3)).astype(np.uint8)
@@ -153,14 +122,6 @@ def test_everything_that_a_file_gives(tmp_path, turn, box):
     assert np.array_equal(whole.pixels.permute(1, 2, 0), np.asarray(expected))
     assert whole.thumbnail == b""
     assert file.digest() == photo_digest(file.content, box)
-
-
-def test_large_jpeg_files_are_decoded_at_a_part_of_their_size(tmp_path):
-    path = tmp_path / "a.jpg"
-    Image.new("RGB", (800, 600)).save(path)
-    photo = PhotoFile(str(path)).decode(Decoding(max_side=200, min_side=200))
-    assert (photo.size, photo.whole) == ((800, 600), (800, 600))
-    assert photo.pixels.shape == (3, 150, 200)
 
 
 def test_a_large_file_of_another_kind_is_not_read(tmp_path):
@@ -209,68 +170,8 @@ def plain(width, height):
     return DecodedPhoto(torch.zeros(3, height, width, dtype=torch.uint8), (1, 1), (1, 1))
 
 
-def test_photos_of_one_shape_are_together():
-    shapes = [(4, 3), (3, 4), (4, 3), (4, 3), (2, 2), (3, 4), (4, 3)]
-    photos = [plain(*shape) for shape in shapes]
-    photos.insert(2, ImageError("a.jpg", "broken"))
-    batches = list(batch_by_shape(photos, lambda width, height: 2 if width == 4 else 9))
-    assert [batch.positions for batch in batches if batch.photos] == [[0, 3], [4, 7], [1, 6], [5]]
-    assert [batch.errors for batch in batches if batch.errors] == [{2: "a.jpg: broken"}]
-    for batch in batches:
-        if batch.photos:
-            assert batch.pixels.shape[0] == len(batch.photos) == len(batch.positions)
-
-
-def test_no_more_photos_wait_than_fit(monkeypatch):
-    monkeypatch.setitem(pipeline.WAITING_PIXELS, "cpu", 100)
-    photos = [plain(5, 4), plain(4, 4), plain(5, 4), plain(4, 4), plain(5, 4), plain(9, 9)]
-    batches = list(batch_by_shape(photos, lambda width, height: 1000))
-    assert [batch.positions for batch in batches] == [[5], [0, 2, 4], [1, 3]]
-
-
-def filled(width, height, value):
-    pixels = torch.full((3, height, width), value, dtype=torch.uint8)
-    return DecodedPhoto(pixels, (width, height), (width, height))
-
-
-def test_photos_of_similar_shapes_share_canvases():
-    shapes = [(60, 40), (64, 33), (90, 40), (50, 64), (33, 64), (64, 64), (20, 20)]
-    photos = [filled(*shape, value=i + 1) for i, shape in enumerate(shapes)]
-    photos.insert(1, ImageError("a.jpg", "broken"))
-    batches = list(batch_by_canvas(photos, 3 * 64 * 64))
-    assert [batch.errors for batch in batches if batch.errors] == [{1: "a.jpg: broken"}]
-    laid = [batch for batch in batches if batch.photos]
-    # The canvas of 64 × 64 is full first. At the end, one photo joins the canvas of 64 × 96, whose
-    # capacity is two, and the smallest photo joins none: it would fill too little of it.
-    assert [batch.positions for batch in laid] == [[0, 2, 4], [3, 5], [6], [7]]
-    assert [tuple(batch.pixels.shape[2:]) for batch in laid] == [
-        (64, 64),
-        (64, 96),
-        (64, 64),
-        (32, 32),
-    ]
-    for batch in laid:
-        assert [(photo.size[1], photo.size[0]) for photo in batch.photos] == batch.sizes
-        for canvas, (height, width), position in zip(
-            batch.pixels, batch.sizes, batch.positions, strict=True
-        ):
-            number = position if position == 0 else position - 1
-            assert (canvas[:, :height, :width] == number + 1).all()
-            assert canvas.sum() == 3 * height * width * (number + 1)
-
-
-def test_photos_join_somewhat_larger_canvases_at_the_end():
-    photos = [plain(96, 64), plain(64, 64), plain(96, 96), plain(64, 96), plain(32, 32)]
-    batches = list(batch_by_canvas(photos, 3 * 96 * 96))
-    assert [batch.positions for batch in batches] == [[2, 0, 3], [1], [4]]
-
-
-def test_no_more_photos_of_similar_shapes_wait_than_fit(monkeypatch):
-    monkeypatch.setitem(pipeline.WAITING_CANVAS_PIXELS, "cpu", 4 * 64 * 64)
-    photos = [plain(64, 64), plain(128, 32), plain(60, 50), plain(128, 32), plain(61, 61)]
-    batches = batch_by_canvas(iter(photos), 2**30)
-    assert next(batches).positions == [0, 2, 4]
-    assert [batch.positions for batch in batches] == [[1, 3]]
+def batch_by_canvas(photos, pixels):
+    return batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)), True)
 
 
 @given(sides=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), max_size=40))
@@ -284,9 +185,3 @@ def test_every_photo_is_in_one_batch_of_canvases_that_it_fits(sides):
         sizes = [(sides[position][1], sides[position][0]) for position in batch.positions]
         assert batch.sizes == sizes
         assert all(high <= height and wide <= width for high, wide in sizes)
-
-
-@given(side=st.integers(1, 5000))
-def test_canvases_are_few_and_not_much_larger_than_photos(side):
-    assert side <= canvas_side(side) < side + 32 + side / 4
-    assert canvas_side(canvas_side(side)) == canvas_side(side)

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from listwise import __version__
 from listwise.descriptors import DescriptorFile, DescriptorHeader, DescriptorWriter
 from listwise.descriptors import storage as module
-from listwise.descriptors.settings import ExtractSettings
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
+from listwise.settings import ExtractSettings
 
 
 def write(path, count, dim=6, pieces=1, **header):
@@ -47,19 +46,12 @@ def test_what_is_written_is_read(tmp_path, count, pieces, dim, rows):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_header_is_kept(tmp_path):
+def test_the_header_is_kept_and_other_programs_can_read_the_rows(tmp_path):
     how = ExtractSettings(max_side=640, scales=(1.0, 0.5), power=2.5, precision="bfloat16")
-    write(tmp_path / "a.parquet", 3, model="m1", whitened=True, settings=how, unreadable=("b: no",))
-    file = DescriptorFile.open(tmp_path / "a.parquet")
-    assert file.model == "m1"
-    assert file.settings == how
-    assert file.header.whitened
-    assert file.header.unreadable == ("b: no",)
-    assert file.header.listwise == __version__
-
-
-def test_other_programs_can_read_it(tmp_path):
-    ids, sizes, rows = write(tmp_path / "a.parquet", 5)
+    known = {"model": "m1", "whitened": True, "settings": how, "unreadable": ("b: no",)}
+    ids, sizes, rows = write(tmp_path / "a.parquet", 5, **known)
+    header = DescriptorFile.open(tmp_path / "a.parquet").header
+    assert dict(header) == {**known, "listwise": __version__, "format_version": 1}
     table = pq.read_table(tmp_path / "a.parquet")
     assert table.column_names == ["id", "width", "height", "descriptor"]
     assert table.column("descriptor").type == pa.list_(
@@ -164,12 +156,3 @@ def test_memory_while_reading_does_not_depend_on_the_length(tmp_path, monkeypatc
         del batch
     assert path.stat().st_size > 60 * group
     assert group <= most < 8 * group
-
-
-def test_a_file_of_format_version_1_is_read():
-    file = DescriptorFile.open(Path(__file__).with_name("version-1.parquet"))
-    assert (file.header.format_version, file.model, file.header.whitened) == (1, "abc", True)
-    assert file.ids == ("a.jpg", "b.jpg")
-    assert file.sizes.tolist() == [[640, 480], [30, 40]]
-    assert file.header.unreadable == ("c.jpg: broken",)
-    np.testing.assert_array_equal(file.read(), np.float32([[1, 0, 0, 0], [0, 0.6, 0.8, 0]]))

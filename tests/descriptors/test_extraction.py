@@ -1,17 +1,14 @@
-import json
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
-import programs
 import pytest
 import torch
 from PIL import Image
-from tiny_net import TINY_NET
+from tiny_net import TINY_NET, one_by_one
 
-from listwise.data import Images, load_image, pipeline, read_images, whole_image
-from listwise.descriptors import DescriptorFile, Model, Whitening, extract
+from listwise.data import Images, read_images
+from listwise.descriptors import Model, Whitening, extract
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
 
@@ -36,20 +33,12 @@ def small_parts(monkeypatch):
     monkeypatch.setitem(module.PART, "cpu", 5)
 
 
-def one_by_one(model, images, max_side=None):
-    model.net.eval()
-    with torch.no_grad():
-        rows = [
-            model.net(whole_image(load_image(path, images.box(i)), max_side)[None])
-            for i, path in enumerate(images.paths)
-        ]
-    return torch.cat(rows).numpy()
-
-
 def test_whole_photos_and_boxes_at_original_size(model, images, tmp_path):
     done = []
-    file = extract(model, images, tmp_path / "a.parquet", workers=0, on_progress=done.append)
-    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
+    file = extract(
+        model, images, tmp_path / "a.parquet", max_side=0, workers=0, on_progress=done.append
+    )
+    np.testing.assert_allclose(file.read(), one_by_one(model.net, images), rtol=0, atol=1e-5)
     assert file.ids == images.ids
     assert file.model == model.net.fingerprint()
     assert file.sizes[:2].tolist() == [[47, 36], [72, 56]]
@@ -66,7 +55,7 @@ def test_whole_photos_and_boxes_at_original_size(model, images, tmp_path):
 
 def test_settings_and_whitening_reach_the_descriptors(model, images, tmp_path):
     plain = extract(model, images, tmp_path / "plain.parquet", max_side=40, workers=0)
-    np.testing.assert_allclose(plain.read(), one_by_one(model, images, 40), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(plain.read(), one_by_one(model.net, images, 40), rtol=0, atol=1e-5)
     assert plain.sizes[1].tolist() == [72, 56]
     how = {"scales": (1, 0.5), "power": 2.0, "max_side": 50, "workers": 0}
     several = extract(model, images, tmp_path / "several.parquet", **how)
@@ -89,17 +78,12 @@ def test_photos_of_different_shapes_are_in_one_batch(model, images, tmp_path, mi
     fresh = Model(model.net)
     notes = []
     file = extract(fresh, images, tmp_path / "a.parquet", workers=0, on_note=notes.append)
-    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(file.read(), one_by_one(model.net, images), rtol=0, atol=1e-5)
     assert max(len(set(sizes)) for sizes in mixed_batches) > 1
     assert notes == []
-
-
-def test_parts_do_not_depend_on_their_neighbors(model, images, tmp_path, mixed_batches):
-    whole = extract(Model(model.net), images, tmp_path / "a.parquet", workers=0)
-    second = extract(
-        Model(model.net), images.subset(range(5, 10)), tmp_path / "b.parquet", workers=0
-    )
-    np.testing.assert_array_equal(second.read(), whole.read()[5:10])  # to the last bit
+    # A part does not depend on its neighbors, to the last bit.
+    second = extract(fresh, images.subset(range(5, 10)), tmp_path / "b.parquet", workers=0)
+    np.testing.assert_array_equal(second.read(), file.read()[5:10])
 
 
 def test_a_network_for_one_shape_at_a_time_is_noted(images, tmp_path, mixed_batches):
@@ -112,15 +96,7 @@ def test_a_network_for_one_shape_at_a_time_is_noted(images, tmp_path, mixed_batc
         "longer"
     ]
     assert mixed_batches == []
-    np.testing.assert_allclose(file.read(), one_by_one(model, images), rtol=0, atol=1e-5)
-
-
-def test_workers_change_nothing(model, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "START_BYTES", 1)  # start workers for small files too
-    alone = extract(model, images, tmp_path / "a.parquet", workers=0)
-    helped = extract(model, images, tmp_path / "b.parquet", workers=2)
-    np.testing.assert_array_equal(alone.read(), helped.read())
-    assert alone.ids == helped.ids
+    np.testing.assert_allclose(file.read(), one_by_one(model.net, images), rtol=0, atol=1e-5)
 
 
 @pytest.fixture
@@ -135,21 +111,6 @@ def some_broken(images, tmp_path):
         paths[i] = str(folder / f"cut{i}.jpg")
         Path(paths[i]).write_bytes(content[: len(content) // 2])
     return Images(tuple(paths), images.ids, None)
-
-
-def test_broken_photos_are_named_and_left_out(model, some_broken, tmp_path):
-    done = []
-    out = tmp_path / "a.parquet"
-    file = extract(model, some_broken, out, workers=0, on_progress=done.append)
-    kept = [1, 2, 3, 4, 5, 6, 8, 9, 15]
-    assert file.ids == tuple(some_broken.ids[i] for i in kept)
-    expected = one_by_one(model, some_broken.subset(kept))
-    np.testing.assert_allclose(file.read(), expected, rtol=0, atol=1e-5)
-    assert sum(done) == 16
-    unreadable = file.header.unreadable
-    assert len(unreadable) == 7
-    assert "missing.jpg: no such file" in unreadable[0]
-    assert "cut7.jpg" in unreadable[1]
 
 
 def test_strict_stops_at_the_first_and_looks_again_next_time(model, some_broken, tmp_path):
@@ -209,86 +170,9 @@ def test_parts_of_another_run_are_not_used(model, images, tmp_path, monkeypatch)
         assert np.abs(changed.read() - before).max() > 1e-3
 
 
-KILLED = """
-import json, os, signal, sys, time
-import torch
-from pathlib import Path
-from listwise.data import read_images
-from listwise.descriptors import Model, extract
-from listwise.models import RetrievalNet
-
-folder, photos = Path(sys.argv[1]), sys.argv[2]
-sys.modules["listwise.descriptors.extract"].PART["cpu"] = 5
-images = read_images(photos)
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = Model(RetrievalNet("test_resnet.r160_in1k", weights="random"))
-
-def run(name, killed, notes=None):
-    child = os.fork()
-    if child:
-        return child
-    notes = open(notes or os.devnull, "w")
-    done = 0
-
-    def progress(count):
-        nonlocal done
-        done += count
-        if killed:  # in its own time, but never to the end
-            time.sleep(0.02 if done < 44 else 60)
-
-    extract(model, images, folder / name, workers=0, on_progress=progress,
-            on_note=lambda note: print(note, file=notes, flush=True))
-    os._exit(0)
-
-def parts():
-    return len(list((folder / "killed.partial").glob("*.parquet")))
-
-os.waitpid(run("whole", False), 0)
-kills = []
-for target, delay in ((1, 0), (4, 0.013), (8, 0)):
-    child = run("killed", True)
-    while parts() < target:
-        time.sleep(0.001)
-    time.sleep(delay)
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    kills.append([parts(), os.WIFSIGNALED(status), (folder / "killed").exists()])
-os.waitpid(run("killed", False, folder / "notes"), 0)
-print(json.dumps(kills))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_again_and_again_it_ends_with_the_values_of_an_unbroken_run(photos, tmp_path):
-    (tmp_path / "script.py").write_text(KILLED)
-    (tmp_path / "out").mkdir()
-    process = programs.script(tmp_path / "script.py", tmp_path / "out", photos)
-    out, err = process.communicate(300)
-    assert process.returncode == 0, err
-    kills = json.loads(out)
-    assert [killed for _, killed, _ in kills] == [True] * 3
-    assert not any(finished for *_, finished in kills)
-    counts = [count for count, *_ in kills]
-    assert counts == sorted(counts)
-    assert 8 <= counts[-1] < 10
-    folder = tmp_path / "out"
-    whole, killed = (DescriptorFile.open(folder / name) for name in ("whole", "killed"))
-    note = f"resuming: {5 * counts[-1]} of 48 photos are already done\n"
-    assert (folder / "notes").read_text() == note
-    assert killed.ids == whole.ids
-    np.testing.assert_array_equal(killed.read(), whole.read())
-    np.testing.assert_array_equal(killed.sizes, whole.sizes)
-    assert sorted(path.name for path in folder.iterdir()) == ["killed", "notes", "whole"]
-
-
 def test_mistakes_are_one_line(model, images, tmp_path):
     picture = tmp_path / "photo.jpg"
     Image.new("RGB", (8, 8)).save(picture)
-    taken = tmp_path / "b.parquet.partial"
-    taken.mkdir()
-    (taken / "mine.parquet").write_text("precious")
     empty = Images((), (), None)
     nothing = Images(("no.jpg", "none.jpg"), ("no", "none"), None)
     out = tmp_path / "a.parquet"
@@ -296,10 +180,9 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         ((images, picture), {}, "is not a descriptor file: give another name"),
         ((images, tmp_path), {}, "is not a descriptor file"),
         ((images, picture / "below"), {}, "cannot write"),
-        ((images, tmp_path / "b.parquet"), {}, "contains other files"),
         ((empty, out), {}, "no photos"),
         ((nothing, out), {}, r"none of the 2 photos can be read; the first: no\.jpg"),
-        ((images, out), {"scales": ()}, "`scales` .*one or more"),
+        ((images, out), {"scales": ()}, "`scales`: .*one or more"),
         ((images, out), {"scales": (1, -0.5)}, "above 0"),
         ((images, out), {"power": 0.0}, "`power` must be greater than 0, not 0.0"),
         ((images, out), {"max_side": -1}, "`max_side` must be .*, not -1"),
@@ -308,12 +191,14 @@ def test_mistakes_are_one_line(model, images, tmp_path):
         with pytest.raises(InputError, match=message) as error:
             extract(model, *arguments, workers=0, **change)
         assert "\n" not in str(error.value)
-    assert (taken / "mine.parquet").read_text() == "precious"
     assert not out.exists()
 
 
-def test_bfloat16_is_said_in_the_file(model, images, tmp_path):
-    exact = extract(model, images, tmp_path / "a.parquet", workers=0)
-    half = extract(model, images, tmp_path / "b.parquet", workers=0, precision="bfloat16")
-    assert half.settings.precision == "bfloat16"
-    assert 1e-6 < np.abs(half.read() - exact.read()).max() < 0.05
+def test_files_of_others_beside_the_parts_stay(model, images, tmp_path):
+    taken = tmp_path / "a.parquet.partial"
+    taken.mkdir()
+    (taken / "mine.parquet").write_text("precious")
+    assert len(extract(model, images, tmp_path / "a.parquet", workers=0)) == 16
+    assert [(file.name, file.read_text()) for file in taken.iterdir()] == [
+        ("mine.parquet", "precious")
+    ]

@@ -7,10 +7,10 @@ import pytest
 from hub_server import HubServer
 
 import listwise
+from listwise.calibration import Calibration
 from listwise.descriptors import Model, Whitening
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.models.calibration import Calibration
 
 NAME = "museum/paintings"
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory) -> Model:
     random = np.random.default_rng(0).normal(size=(40, 96)).astype(np.float32)
     model = Model(net, Whitening.learn([random], dim=8))
     known = {"photos": 9, "pairs": 20, "positives": 5, "source": "photos of /home/ann/secret/val"}
-    fitted = Calibration(slope=9.0, intercept=-5.0, model=model.fingerprint, **known)
+    fitted = Calibration(slope=9.0, intercept=-5.0, **known)
     model = Model(net, model.whitening, calibration=fitted)
     model.save(run / "model")
     rows = [{"update": n, "loss": 1 / (n + 1), "validation_map": n / 40} for n in range(31)]
@@ -56,13 +56,12 @@ def test_a_model_goes_to_the_hub_and_back(hub, model):
     url = model.push_to_hub(NAME, license="apache-2.0", token=hub.token)
     assert url == f"{hub.url}/{NAME}"
     files = hub.repositories[NAME]
-    kept = {"config.json", "model.safetensors", "whitening.safetensors", "calibration.json"}
-    assert set(files) == {*kept, "README.md"}
+    assert set(files) == {"model.safetensors", "README.md"}
     assert not [name for name, content in files.items() if b"/home/ann" in content]
-    assert b"art photos" in files["config.json"]
+    assert b"art photos" in files["model.safetensors"]
     files["payload.pkl"] = b"\x80\x04."  # what others may have added is not downloaded
     loaded = listwise.load(f"hub:{NAME}")
-    assert {path.name for path in loaded.folder.iterdir()} == kept
+    assert [path.name for path in loaded.folder.iterdir()] == ["model.safetensors"]
     assert loaded.fingerprint == model.fingerprint
     assert loaded.calibration.probability(0.5) == model.calibration.probability(0.5)
     assert not any("payload" in request for request in hub.requests)

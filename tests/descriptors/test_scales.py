@@ -10,7 +10,7 @@ from tiny_net import TINY_NET
 
 from listwise.descriptors.scales import describe_scales, power_mean
 from listwise.models import RetrievalNet
-from listwise.models.embed import MIXED, PhotoNet
+from listwise.models.embed import PhotoNet
 
 
 def plain_power_mean(descriptors, power):
@@ -34,14 +34,6 @@ def test_the_signed_power_mean(scales, power, seed, positive):
     values /= np.linalg.norm(values, axis=2, keepdims=True)
     found = power_mean(torch.from_numpy(values), power).numpy()
     np.testing.assert_allclose(found, plain_power_mean(values, power), rtol=0, atol=1e-9)
-
-
-def test_it_is_the_mean_at_one_and_the_gem_of_released_evaluations_at_three():
-    values = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(0))
-    values = F.normalize(values, dim=2)
-    torch.testing.assert_close(power_mean(values, 1.0), F.normalize(values.mean(0), dim=1))
-    expected = F.normalize((values**3).mean(0) ** (1 / 3), dim=1)
-    torch.testing.assert_close(power_mean(values, 3.0), expected)
 
 
 def test_tiny_values_and_zeros_survive_a_high_power():
@@ -75,22 +67,3 @@ def test_photos_are_seen_at_each_scale(net):
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
     plain = describe_scales(PhotoNet(net, None), photos, sizes, (1.0,), 3.0)
     torch.testing.assert_close(plain, net(photos))
-
-
-@torch.no_grad()
-def test_photos_of_different_shapes_are_resized_by_themselves(net, monkeypatch):
-    monkeypatch.setitem(MIXED, "cpu", True)
-    generator = torch.Generator().manual_seed(1)
-    canvases = torch.zeros(3, 3, 96, 128, dtype=torch.uint8)
-    sizes = [(90, 101), (77, 128), (90, 101)]
-    for canvas, (height, width) in zip(canvases, sizes, strict=True):
-        canvas[:, :height, :width].random_(0, 256, generator=generator)
-    mixing = PhotoNet(net, None)
-    assert mixing.mixed
-    scales = (1.0, 0.7071, 0.5)
-    found = describe_scales(mixing, canvases, sizes, scales, 3.0)
-    alone = [
-        describe_scales(mixing, canvas[None, :, :height, :width], [(height, width)], scales, 3.0)
-        for canvas, (height, width) in zip(canvases, sizes, strict=True)
-    ]
-    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-5)

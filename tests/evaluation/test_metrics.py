@@ -38,13 +38,6 @@ def test_ties_keep_the_given_order(relevance: list[bool], data: st.DataObject) -
     assert average_precision(scores, relevance) == pytest.approx(expected, abs=1e-12)
 
 
-@given(relevances)
-def test_all_equal_scores_keep_the_given_order(relevance: list[bool]) -> None:
-    assert average_precision(np.zeros(len(relevance)), relevance) == pytest.approx(
-        plain_average_precision(relevance), abs=1e-12
-    )
-
-
 @pytest.mark.parametrize(
     ("scores", "relevance", "reason"),
     [

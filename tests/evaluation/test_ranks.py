@@ -1,6 +1,5 @@
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,20 +95,6 @@ def test_half_precision_descriptors() -> None:
     judged = [np.arange(9), np.arange(290, 300)]
     expected = plain_ranks(queries.astype(int) @ database.T.astype(int), judged)
     assert [r.tolist() for r in rank_judged(queries, database, judged)] == expected
-
-
-def test_a_mapped_file_is_read_block_by_block(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    database = rng.integers(-9, 9, (3000, 8)).astype(np.float32)
-    np.save(tmp_path / "database.npy", database)
-    mapped = np.load(tmp_path / "database.npy", mmap_mode="r")
-    queries, judged = database[:2], [np.arange(0, 3000, 100)] * 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_ROWS", 256)
-        for part in (mapped, mapped[100:]):  # the second is a view into the file
-            expected = plain_ranks(queries @ np.asarray(part).T, [judged[0][:29]] * 2)
-            found = rank_judged(queries, part, [judged[0][:29]] * 2)
-            assert [r.tolist() for r in found] == expected
 
 
 def test_memory_does_not_grow_with_the_database() -> None:

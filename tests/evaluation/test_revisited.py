@@ -80,12 +80,6 @@ def test_equals_the_protocol_written_out(case: tuple[np.ndarray, JudgedQueries])
     check(evaluate_scores(scores, truth), scores, truth)
 
 
-def test_junk_on_top_of_the_list_costs_nothing() -> None:
-    truth = make_truth(6, [([3], [4], [0, 1, 2])])
-    result = evaluate_scores([[9, 8, 7, 6, 5, 4]], truth)
-    assert [found.mAP for found in result.values()] == [1.0, 1.0, 1.0]
-
-
 def test_hard_images_are_junk_for_easy_and_easy_ones_for_hard() -> None:
     truth = make_truth(3, [([1], [0], [])])
     result = evaluate_scores([[3, 2, 1]], truth)
@@ -95,20 +89,19 @@ def test_hard_images_are_junk_for_easy_and_easy_ones_for_hard() -> None:
     assert (result["Easy"].mAP, result["Hard"].mAP) == (0.25, 0.25)
 
 
-def test_queries_without_positives_do_not_count() -> None:
-    truth = make_truth(3, [([], [0], []), ([1], [], [])])
-    scores = np.array([[1, 3, 2], [1, 3, 2]])
-    result = evaluate_scores(scores, truth)
-    assert result["Easy"].mAP == 1.0
-    assert np.isnan(result["Easy"].per_query_ap[0])
-    assert result["Hard"].mAP == result["Hard"].per_query_ap[0] < 1
-    check(result, scores, truth)
-
-
-def test_depth_ends_at_the_last_positive() -> None:
-    truth = make_truth(20, [([0, 1], [], [])])
-    result = evaluate_scores([list(range(20, 0, -1))], truth)
-    assert result["Easy"].figures == {"mAP": 1.0, "mP@1": 1.0, "mP@5": 1.0, "mP@10": 1.0}
+@given(st.integers(0, 2**32 - 1), st.integers(4, 60), st.sampled_from([3, 1000]))
+def test_the_original_protocol_has_good_and_ok_images_as_positives(
+    seed: int, size: int, levels: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    kinds = rng.integers(0, 5, (3, size))
+    kinds[0, 0] = 0
+    good, ok, junk = ([np.flatnonzero(row == k) for row in kinds] for k in range(3))
+    truth = JudgedQueries.oxford([""] * size, [""] * 3, [None] * 3, good=good, ok=ok, junk=junk)
+    scores = rng.integers(0, levels, (3, size)).astype(np.float32)
+    positives = [[*first, *second] for first, second in zip(good, ok, strict=True)]
+    expected, _ = plain_protocol(scores, positives, [list(part) for part in junk], (1,))
+    assert evaluate_scores(scores, truth)["Original"].mAP == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from PIL import Image
 
 from listwise.errors import InputError
 from listwise.feedback import MarkedPhotos, read_index_photos
+from listwise.feedback.comparison import Ranking
 from listwise.feedback.photos import hold_out_photos
-from listwise.feedback.ranking import Ranking
 from listwise.feedback.trainers import keep_together, marked_together
 
 classes = st.dictionaries(st.integers(0, 25), st.integers(0, 6), min_size=12).filter(
@@ -54,9 +54,7 @@ def test_a_query_brings_its_marked_photos_into_the_batch():
     labels = np.array([1, 2, 0, 3, 4, 0, 5, 6, 7, 1])
     batch = keep_together(np.array([5, 2, 9, 1, 0]), labels, {2: [7, 5, 8], 1: [3]}, 6)
     assert batch.tolist() == [5, 2, 7, 8, 9, 0]
-
-
-def test_a_query_with_many_marks_leaves_a_positive_in_the_batch():
+    # A query with many marks leaves a positive in the batch.
     labels = np.array([0, 1, 2, 2, *range(3, 12)])
     many = {0: list(range(4, 12)), 2: list(range(4, 13))}
     batch = keep_together(np.array([0, 2, 1, 3]), labels, many, 4)

@@ -1,25 +1,27 @@
 """Training from an index: better models, models that are not, and their comparison."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import programs
 import pytest
 from feedback_examples import QUICK, mark_truly
+from tiny_net import TINY_NET
 
 import listwise as lw
 from listwise import training
-from listwise.descriptors import Whitening, load_model
+from listwise.descriptors import Model, Whitening, load_model
 from listwise.descriptors.learning import remove_whitening
 from listwise.errors import InputError
-from listwise.feedback import comparison, resume_from_index
+from listwise.feedback import comparison, resume_from_index, retrain
 from listwise.feedback.comparison import read_comparison
-from listwise.feedback.run import LAYER_FILE, read_index_run, read_tensor
+from listwise.feedback.photos import LAYER_FILE, read_index_run, read_tensor
+from listwise.feedback.retrain import whiten_again
 from listwise.feedback.trainers import with_layer
-from listwise.feedback.whiten import whiten_again
 from listwise.models import RetrievalNet
-from listwise.training.run.folder import is_index_run
+from listwise.training.run import is_index_run
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +70,6 @@ def test_a_worse_model_is_not_kept(marked, tmp_path):
     assert marked.upgrade(run.model).described == 0
 
 
-def test_a_model_that_is_gone_is_named(photos, model, tmp_path):
-    model.net.save(tmp_path / "model")
-    with lw.open_index(tmp_path / "shop", tmp_path / "model") as index:
-        index.add(photos / "class0", workers=0)
-    (tmp_path / "model").rename(tmp_path / "away")
-    with pytest.raises(InputError, match=r"no model at .*model, where the model of .*shop was"):
-        lw.train(run_folder=tmp_path / "run", from_index=tmp_path / "shop", adapter=True)
-
-
 def test_a_model_that_is_worse_on_marked_queries_is_not_kept(trained, monkeypatch):
     marked, run = trained
     worse = [
@@ -91,9 +84,8 @@ def test_a_model_that_is_worse_on_marked_queries_is_not_kept(trained, monkeypatc
 
 def test_a_trained_network_gets_a_new_whitening(marked, tmp_path):
     whitened, run = tmp_path / "whitened", tmp_path / "run"
-    marked.model.net.save(whitened)
     rows = marked.store.vectors([entry.key for entry in marked])
-    Whitening.learn([rows], 20, 0.5, 0.1).save(whitened, marked.model.net.fingerprint())
+    Model(marked.model.net, Whitening.learn([rows], 20, 0.5, 0.1)).save(whitened)
     marked.upgrade(whitened, workers=0)
     small = {"updates": 1, "batch_size": 16, "crops": {"size": 32}}
     done = lw.train(run_folder=run, from_index=marked, **QUICK, **small)
@@ -117,6 +109,20 @@ def test_a_trained_network_gets_a_new_whitening(marked, tmp_path):
     assert load_model(trained).dim == 20
 
 
+@pytest.mark.parametrize(("adapter", "side"), [(False, 48), (True, 0)])
+def test_the_size_of_the_index_is_kept(photos, tmp_path, monkeypatch, adapter, side):
+    monkeypatch.setattr(retrain, "_keep_better", lambda *_: None)
+    run, small = tmp_path / "run", {"updates": 1, "batch_size": 16, "crops": {"size": 32}}
+    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
+    with lw.open_index(tmp_path / "index", tmp_path / "model", max_side=side) as index:
+        index.add(photos, workers=0)
+        mark_truly(index, [f"class{kind}/0.jpg" for kind in range(8)])
+        lw.train(run_folder=run, from_index=index, adapter=adapter, **QUICK, **small)
+    assert f"val_max_side: {side or 'null'}\n" in (run / "config.yaml").read_text()
+    assert json.loads((run / "run.json").read_text())["max_side"] == side
+    assert load_model(run / "model").tuned.max_side == side
+
+
 def test_a_whitening_that_replaces_a_trained_layer_has_a_note(model, tmp_path):
     layered = with_layer(model, np.eye(model.dim, dtype=np.float32), 3)
     layered.save(tmp_path / "model")
@@ -124,7 +130,7 @@ def test_a_whitening_that_replaces_a_trained_layer_has_a_note(model, tmp_path):
     notes: list[str] = []
     remove_whitening(tmp_path / "model", notes.append)
     assert "a linear layer that was trained from an index, which is removed too" in notes[0]
-    Whitening.learn([rows], 4).save(tmp_path / "model", model.net.fingerprint())
+    Model(model.net, Whitening.learn([rows], 4)).save(tmp_path / "model")
     remove_whitening(tmp_path / "model", notes.append)
     assert len(notes) == 1
 

@@ -2,12 +2,15 @@
 
 import io
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, features
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"] + ["AVIF"] * features.check("avif")
+FORMATS += ["HEIF"] * (find_spec("pillow_heif") is not None)
+SUFFIXES = [".jpg", ".png", ".webp", ".gif", ".tiff", ".bmp", ".avif", ".heic"]
 LARGE = [0x7FFFFFFF, 0xFFFF, 0x10000, 20_000, 7_000, 0]
 
 
@@ -22,7 +25,12 @@ def encoded_photos(seed: int) -> list[bytes]:
     files = []
     for image, kind in variants:
         buffer = io.BytesIO()
-        image.save(buffer, kind)
+        if kind == "HEIF":
+            from pillow_heif import from_pillow
+
+            from_pillow(image).save(buffer)
+        else:
+            image.save(buffer, kind)
         files.append(buffer.getvalue())
     return files
 
@@ -60,7 +68,7 @@ def write_mutated(folder: Path, count: int, seed: int = 0) -> Iterator[Path]:
         if number % 100 == 0:
             originals = encoded_photos(seed + number)
         original = originals[int(generator.integers(len(originals)))]
-        suffix = str(generator.choice([".jpg", ".png", ".webp", ".gif", ".tiff"]))
+        suffix = str(generator.choice(SUFFIXES))
         path = folder / f"{number:06}{suffix}"
         path.write_bytes(mutate(original, generator))
         yield path

@@ -11,12 +11,12 @@ import sys
 import numpy as np
 import programs
 import pytest
-from mutations import FORMATS, encoded_photos, mutate, write_mutated
+from mutations import write_mutated
 
 from listwise.descriptors import DescriptorFile
 
 COUNT = 100_000 if os.environ.get("LISTWISE_SOAK") else 500
-# A file may declare up to 178 million pixels before Pillow refuses it.
+# A file may need the memory of up to 128 million pixels before it is refused.
 MEMORY = 3 * 2**30
 
 
@@ -61,10 +61,3 @@ def test_index_and_extract_report_each_damaged_photo(mutated, model_folder, tmp_
     assert len(unreadable) == len(extracted["unreadable"])
     assert len(built["errors"]) == len(extracted["unreadable"])
     assert 0 < len(file) < COUNT
-
-
-def test_every_format_is_damaged_and_read():
-    generator = np.random.default_rng(0)
-    originals = encoded_photos(0)
-    assert len(originals) >= len(FORMATS) >= 6
-    assert all(mutate(data, generator) != data for data in originals for _ in range(3))

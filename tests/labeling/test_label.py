@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import sqlite3
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,9 @@ import listwise
 from listwise.data import read_images, read_labelled
 from listwise.descriptors import load_model
 from listwise.errors import InputError
-from listwise.labeling import LabelSettings, label
-from listwise.labeling.candidates import class_rounds, similar_looks
-from listwise.labeling.comparisons import MatchRecord
-from listwise.labeling.groups import Groups
-from listwise.labeling.store import FeatureStore, _look
-from listwise.labeling.workers import Workers
+from listwise.labeling import label
+from listwise.labeling.candidates import class_rounds
+from listwise.labeling.rounds import Groups
 from listwise.local import hessian_affine, verify
 from listwise.models import RetrievalNet
 
@@ -152,14 +151,22 @@ def test_the_result_does_not_depend_on_the_number_of_workers(labels, mixed, tmp_
     assert found.compared == labels.compared
 
 
+def compared(matches: Path) -> bool:
+    if not matches.exists():
+        return False
+    with closing(sqlite3.connect(matches)) as database, suppress(sqlite3.OperationalError):
+        return bool(database.execute("SELECT 1 FROM pairs").fetchall())
+    return False
+
+
 def test_a_killed_run_resumes_with_the_same_result(labels, mixed, tmp_path):
     work = tmp_path / "labels.csv.partial"
-    matches = work / "matches.bin"
+    matches = work / "matches.sqlite"
     arguments = ("label", mixed, "--out", tmp_path / "labels.csv", "--workers", "1")
     arguments += ("--features", FEW["features"])
     process = programs.listwise(*arguments)
     end = time.monotonic() + 120
-    while process.poll() is None and not (matches.exists() and matches.stat().st_size > 100):
+    while process.poll() is None and not compared(matches):
         assert time.monotonic() < end
         time.sleep(0.005)
     process.kill()
@@ -179,9 +186,11 @@ def test_a_killed_run_resumes_with_the_same_result(labels, mixed, tmp_path):
 
 def test_other_photos_discard_the_work_and_other_thresholds_use_it(labels, mixed, tmp_path):
     notes: list[str] = []
-    found = again(labels, tmp_path, mixed, inliers=30, on_note=notes.append)
+    found = again(labels, tmp_path, mixed, partners=2, on_note=notes.append)
     assert "resuming" in notes[0]
-    assert found.summary()["kept"] <= labels.summary()["kept"]
+    alone = label(mixed, tmp_path / "alone.csv", workers=0, partners=2, **FEW)
+    assert found.photos == alone.photos  # pairs that this run did not ask for do not count
+    assert found.compared == alone.compared < labels.compared
     rows = [(row["path"], row["label"]) for row in read_table(mixed)[:5]]
     fewer = write_table(tmp_path / "fewer.csv", rows)
     again(labels, tmp_path, fewer, on_note=notes.append)
@@ -223,7 +232,7 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
 def test_a_model_chooses_partners_within_classes(mixed, labels, tmp_path):
     work = labels.file.with_name("labels.csv.partial")
     work = shutil.copytree(work, tmp_path / "labels.csv.partial")
-    (work / "matches.bin").unlink()  # they would connect the photos without any partner
+    (work / "matches.sqlite").unlink()  # they would connect the photos without any partner
     found = again(labels, tmp_path, mixed, model=small_model(tmp_path))
     assert short(found.file) == short(labels.file)
     assert {merge[:2] for merge in found.merges} == {merge[:2] for merge in labels.merges}
@@ -354,19 +363,7 @@ def test_watermarks_do_not_match(tmp_path):
     assert verify(one, two).inliers >= 8  # without the rule they would match
 
 
-def test_looks_find_copies_among_many():
-    generator = np.random.default_rng(0)
-    looks = generator.integers(0, 2**63, 3000).astype(np.uint64)
-    looks[77] = looks[2900] ^ np.uint64(1 << 40 | 1 << 3)
-    pairs = {tuple(sorted(pair)) for pair in similar_looks(looks, np.arange(3000)).tolist()}
-    assert (77, 2900) in pairs
-    assert len(pairs) < 10
-    photo = view(3, 0)
-    small = photo.resize((100, 73))
-    assert bin(_look(photo) ^ _look(small)).count("1") <= 4
-
-
-def test_a_damaged_feature_file_is_computed_again(things, tmp_path):
+def test_damaged_work_is_computed_again(things, tmp_path):
     rows = [(things / f"{name}.jpg", "tower") for name in ("0-0", "0-1", "4-0")]
     table = write_table(tmp_path / "photos.csv", rows)
 
@@ -374,38 +371,19 @@ def test_a_damaged_feature_file_is_computed_again(things, tmp_path):
         return label(table, tmp_path / "labels.csv", workers=0, keep_work=True, **FEW)
 
     found = run()
-    part = tmp_path / "labels.csv.partial" / "features-000000.bin"
-    content = bytearray(part.read_bytes())
-    content[60] ^= 255  # in the table of the file
-    part.write_bytes(content)
+    work = tmp_path / "labels.csv.partial"
+    with closing(sqlite3.connect(work / "matches.sqlite")) as database:
+        database.execute("UPDATE pairs SET inliers = 500")
+        database.commit()
     assert run().photos == found.photos
-    content = bytearray(part.read_bytes())
-    content[-10] ^= 255  # in the features of the last photo
-    part.write_bytes(content)
-    (tmp_path / "labels.csv.partial" / "matches.bin").unlink()
-    with pytest.raises(InputError, match="is damaged: remove it"):
+    part = work / "features.sqlite"
+    content = part.read_bytes()
+    part.write_bytes(content.replace(b"listwise", b"listwase", 1))  # in the header
+    assert run().photos == found.photos
+    with closing(sqlite3.connect(part)) as database:
+        (code,) = database.execute("SELECT code FROM photos WHERE row = 2").fetchone()
+    place = content.index(code[:64])  # the features of the last photo
+    part.write_bytes(content[:place] + b"????" + content[place + 4 :])
+    (work / "matches.sqlite").unlink()
+    with pytest.raises(InputError, match="is damaged"):
         run()
-
-
-def test_a_record_keeps_only_complete_entries(labels, tmp_path):
-    shutil.copytree(labels.file.with_name("labels.csv.partial"), tmp_path / "work")
-    store = FeatureStore(tmp_path / "work", len(labels))
-    record = MatchRecord(tmp_path / "record.bin")
-    pairs = np.array([[0, 1], [0, 2], [1, 2], [5, 6]])
-    with Workers(0) as workers:
-        record.compare(store, pairs, workers, lambda count: None)
-        expected = record.inliers(pairs)
-        assert (expected[:3] >= 8).all()
-        assert expected[3] < 8
-        file = tmp_path / "record.bin"
-        file.write_bytes(file.read_bytes() + b"\x05\0\0\0half")
-        read = MatchRecord(file)
-        assert np.array_equal(read.inliers(pairs), expected)
-        assert len(read.links(1)[0]) == 0  # nothing was asked for yet
-        read.compare(store, pairs, workers, lambda count: None)
-    assert len(read) == 4
-    assert len(read.links(8)[0]) == 3
-
-
-def test_settings_have_a_strong_threshold():
-    assert LabelSettings(inliers=9).strong == 18

@@ -88,7 +88,7 @@ def test_a_photo_that_changed_discards_the_work(things, tmp_path):
 
 
 def test_many_classes_are_compared_only_with_a_model(things, tmp_path, monkeypatch):
-    monkeypatch.setattr("listwise.labeling.rounds._MERGE_PAIRS", 0)
+    monkeypatch.setattr("listwise.labeling.candidates._MERGE_PAIRS", 0)
     rows = [(things / f"3-{i}.jpg", "east" if i < 2 else "west") for i in range(4)]
     table = write_table(tmp_path / "all.csv", rows)
     notes: list[str] = []

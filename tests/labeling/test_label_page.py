@@ -6,15 +6,15 @@ import shutil
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
+from chromium import chromium
 from label_examples import view, write_table
 
+from listwise.data import LabelledImages
 from listwise.labeling import Labels, LabelSettings, label
-from listwise.labeling.page import content
+from listwise.labeling.outputs import MOST, class_views, shown_pairs
 from listwise.labeling.result import LabelledPhoto, PhotoGroup, short_names
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +81,16 @@ def test_a_large_collection_is_shown_in_part():
         ]
         photos += [LabelledPhoto(f"class{kind}", f"class{kind}", "", 1, 1, 0, 9)] * 20
         photos += [LabelledPhoto(f"class{kind}", "", "smaller group", 2, 1, 0, 9)] * 10
-    labels = Labels(None, tuple(photos), tuple(groups), (), (), {}, LabelSettings(), Path("a"), 0)
-    views = content.class_views(labels)
+    images = LabelledImages((), (), None, labels=np.zeros(0, int), class_names=(), splits=None)
+    labels = Labels(images, tuple(photos), tuple(groups), (), (), {}, LabelSettings(), Path("a"), 0)
+    views = class_views(labels)
     assert len(views) == 700
     assert (views[0].total, views[0].kept, views[0].groups) == (30, 20, 6)
     assert [len(row.photos) for row in views[0].rows] == [7, 2, 2, 2, 0]
     assert views[0].rows[-1].title == "2 further groups"
     assert sum(row.total for row in views[0].rows) == 30
-    shown = views[: content.CLASSES]
-    assert len(content.shown_pairs(labels, shown)) <= 13 * content.CLASSES
+    shown = views[: MOST["classes"]]
+    assert len(shown_pairs(labels, shown)) <= 13 * MOST["classes"]
 
 
 def test_names_are_shortened():
@@ -101,12 +102,7 @@ def test_names_are_shortened():
 @pytest.fixture(scope="module")
 def window():
     """A page in a browser, and what it complains of and requests."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
-    sync = pytest.importorskip("playwright.sync_api")
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=FLAGS)
+    with chromium() as started:
         page = started.new_page()
         page.set_default_timeout(30_000)
         complaints, requests = [], []
@@ -114,7 +110,6 @@ def window():
         page.on("console", lambda message: complaints.append(message.text))
         page.on("request", lambda request: requests.append(request.url))
         yield page, complaints, requests
-        started.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from listwise.labeling import descriptors
-from listwise.labeling.descriptors import nearest_of_class
+from listwise.labeling import candidates
+from listwise.labeling.candidates import nearest_of_class
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(descriptors, "_QUERIES", 4)
-    monkeypatch.setattr(descriptors, "_ROWS", 3)
+    monkeypatch.setattr(candidates, "_QUERIES", 4)
+    monkeypatch.setattr(candidates, "_ROWS", 3)
 
 
 def test_they_are_those_with_the_highest_scores():

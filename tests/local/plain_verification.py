@@ -7,17 +7,19 @@ from listwise.local.transforms import MAX_SCALE, MAX_SCALE_CHANGE, MAX_STRETCH
 from listwise.local.verification import TOLERANCE
 
 
-def nearest(query: np.ndarray, other: np.ndarray, ratio: float) -> list[tuple[int, int]]:
+def mutual(query: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+    """The pairs that are each other's nearest."""
+    if not len(query) or not len(other):
+        return []
     products = query @ other.T
-    pairs = []
-    for row, line in enumerate(products):
-        column = int(line.argmax())
-        if products[:, column].argmax() != row:
-            continue
-        second = np.delete(line, column).max()
-        if max(1 - line[column], 0) < ratio**2 * max(1 - second, 0):
-            pairs.append((row, column))
-    return pairs
+    nearest = [(row, int(line.argmax())) for row, line in enumerate(products)]
+    return [(row, column) for row, column in nearest if products[:, column].argmax() == row]
+
+
+def is_clear(products: np.ndarray, column: int, ratio: float) -> bool:
+    """Whether the nearest feature passes the ratio test, by its products with all."""
+    second = np.delete(products, column).max()
+    return bool(max(1 - products[column], 0) < ratio**2 * max(1 - second, 0))
 
 
 def verify(query: Features, other: Features, pairs: np.ndarray) -> list[int]:

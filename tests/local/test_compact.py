@@ -85,12 +85,6 @@ def test_points_are_in_pixels_of_the_whole_photo():
         assert np.median(np.abs(found.query_points - found.points)) < 1
 
 
-def test_a_photo_without_features_has_a_code():
-    content = encode_features(made(0, 0, 1))
-    assert content
-    assert len(decode_features(content)) == 0
-
-
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: b"\x09" + c[1:], lambda c: b""])
 def test_what_is_not_a_code_is_refused(change):
     with pytest.raises(InputError, match="local features are damaged or of a newer Listwise"):

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from test_features import textured
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from listwise.blocks import one_thread_products
 from listwise.data import ImageError
 from listwise.local.features import Features
 from listwise.local.rerank import MINIMUM, PhotoPart, RerankedEntry, Reranker, rerank_by_inliers
@@ -112,16 +114,6 @@ def test_features_are_kept_within_the_memory_allowed(entries: list[Entry]) -> No
     assert Reranker(cache_bytes=0).rerank([textured(160, 120)], entries[:1])[0].inliers > 50
 
 
-def test_the_least_recently_used_features_go_first(entries: list[Entry]) -> None:
-    sizes = [Reranker().features(entries[i]).nbytes for i in (0, 2, 3)]
-    reranker = Reranker(cache_bytes=sum(sizes) - 1)
-    a, b = reranker.features(entries[0]), reranker.features(entries[2])
-    assert reranker.features(entries[0]) is a
-    reranker.features(entries[3])
-    assert reranker.features(entries[0]) is a
-    assert reranker.features(entries[2]) is not b
-
-
 def test_a_photo_that_changed_is_read_again(tmp_path: Path) -> None:
     reranker = Reranker()
     entry = _entry(tmp_path / "photo.png", textured(100, 80, seed=1))
@@ -141,10 +133,12 @@ class GatedReranker(Reranker):
     def __init__(self) -> None:
         super().__init__(workers=1)
         self.seen: set[str] = set()
-        self.gate = threading.Event()
+        self.waits, self.gate = threading.Event(), threading.Event()
 
     def features(self, entry: PhotoPart) -> Features:
-        assert entry.path in self.seen or self.gate.wait(60)
+        if entry.path not in self.seen:
+            self.waits.set()
+            assert self.gate.wait(60)
         return super().features(entry)
 
 
@@ -189,23 +183,22 @@ def test_several_threads_get_what_one_gets(
 
 def test_a_call_ends_after_the_reranker_is_closed(entries: list[Entry], scene: Image.Image) -> None:
     reranker = GatedReranker()
-    waiting = threading.Event()
-    reranker.seen = _SignalingSet(waiting)
     call = threading.Thread(target=reranker.rerank, args=([scene], entries), daemon=True)
     call.start()
-    assert waiting.wait(60)  # at the first photo; the tasks of the others are in the queue
+    assert reranker.waits.wait(60)  # at the first photo; the tasks of the others are in the queue
     reranker.close()
     reranker.gate.set()
     call.join(60)
     assert not call.is_alive()
 
 
-class _SignalingSet(set[str]):
-    """An empty set that sets an event when something is looked up."""
+def test_products_use_several_threads_again_after_the_last_block() -> None:
+    def threads() -> set[int]:
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
 
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
-
-    def __contains__(self, path: object) -> bool:
-        self.event.set()
-        return False
+    with threadpool_limits(2, "blas"):
+        with one_thread_products:
+            with one_thread_products:
+                assert threads() == {1}
+            assert threads() == {1}
+        assert threads() == {2}

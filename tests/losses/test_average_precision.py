@@ -10,18 +10,13 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_examples import value_and_gradient
 from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
 
 from listwise.losses import (
-    ContrastiveLoss,
-    InfoNCELoss,
     QuantizedAPLoss,
-    RecallAtKLoss,
-    RoadmapLoss,
-    SmoothAPLoss,
     TieAwareAPLoss,
-    TripletLoss,
     class_balanced_weights,
     quantized_ap,
 )
@@ -61,11 +56,13 @@ def batches(draw):
     return torch.tensor(raw, dtype=torch.float64), torch.tensor(labels), weights
 
 
-def value_and_gradient(function, raw):
-    raw = raw.clone().requires_grad_()
-    value = function(normalize(raw, dim=1))
-    value.backward()
-    return value.item(), raw.grad
+def clustered(size, classes, dim, seed):
+    """Float64 descriptors around one point for each class, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (size,), generator=generator)
+    centers = torch.randn(classes, dim, generator=generator)
+    raw = centers[labels] + torch.randn(size, dim, generator=generator)
+    return normalize(raw.double(), dim=1), labels
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -145,36 +142,6 @@ def test_one_class_has_neither_loss_nor_gradient(make, bins):
     torch.testing.assert_close(rows.grad, torch.zeros_like(rows), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("how", ["dual", "jvp", "jacfwd"])
-@pytest.mark.parametrize("kind", ["quantized", "tie-aware", "scores"])
-def test_forward_mode_is_refused(kind, how):
-    def function(rows):
-        if kind == "scores":
-            return quantized_ap(rows @ rows.T, labels[:, None] == labels)
-        return LOSSES[kind][0]()(rows, labels)
-
-    rows, labels = torch.eye(4, dtype=torch.float64)[[0, 1, 2, 3]], torch.tensor([0, 0, 1, 1])
-
-    def with_dual_numbers():
-        with torch.autograd.forward_ad.dual_level():
-            function(torch.autograd.forward_ad.make_dual(rows, torch.ones_like(rows)))
-
-    calls = {
-        "jvp": lambda: torch.func.jvp(function, (rows,), (torch.ones_like(rows),)),
-        "jacfwd": lambda: torch.func.jacfwd(function)(rows),
-        "dual": with_dual_numbers,
-    }
-    with pytest.raises(ValueError, match="no forward-mode derivative"):
-        calls[how]()
-    assert torch.isfinite(function(rows)).all()
-
-
-def test_bins_may_be_any_whole_number():
-    assert QuantizedAPLoss(np.int64(7)).bins == 7
-    scores = torch.eye(4)
-    assert torch.equal(quantized_ap(scores, scores, np.int32(5)), quantized_ap(scores, scores, 5))
-
-
 @pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -208,9 +175,7 @@ def test_any_score_matrix(seed, shape, bins, tile):
 
 
 def test_a_query_gallery_split_is_the_same_loss():
-    generator = torch.Generator().manual_seed(0)
-    descriptors = normalize(torch.randn(30, 5, generator=generator, dtype=torch.float64), dim=1)
-    labels = torch.randint(0, 4, (30,), generator=generator)
+    descriptors, labels = clustered(30, 4, 5, seed=0)
     ap = quantized_ap(descriptors @ descriptors.T, labels[:, None] == labels, bins=20)
     loss = QuantizedAPLoss(20, include_self=True)(descriptors, labels)
     assert 1 - ap.mean().item() == pytest.approx(loss.item(), abs=1e-12)
@@ -226,23 +191,6 @@ def test_products_that_stray_past_one_count_as_one():
         assert QuantizedAPLoss(bins)(descriptors, labels).item() == 0
     scores = torch.tensor([[1 + 4e-3, -1 - 4e-3]], dtype=torch.float64)
     assert quantized_ap(scores, torch.tensor([[1, 0]]), bins=1000).item() == 1
-
-
-@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
-@pytest.mark.parametrize("parts", [[0, 30], [0, 13, 30], [0, 1, 2, 30], [0, 10, 20, 30]])
-def test_shares_of_the_queries_add_up(make, parts, tile):
-    generator = torch.Generator().manual_seed(1)
-    raw = torch.randn(30, 5, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 6, (30,), generator=generator)
-    weights = class_balanced_weights(labels)
-    loss = make()
-    whole, gradient = value_and_gradient(lambda d: loss(d, labels, weights), raw)
-    shares = [
-        value_and_gradient(lambda d, q=pair: loss(d, labels, weights, queries=q), raw)
-        for pair in pairwise(parts)
-    ]
-    assert sum(value for value, _ in shares) == pytest.approx(whole, abs=1e-12)
-    torch.testing.assert_close(sum(g for _, g in shares), gradient, atol=1e-12, rtol=1e-10)
 
 
 @given(st.data())
@@ -280,44 +228,14 @@ def test_closed_form_at_broken_counts_follows_the_digamma_function():
         assert expected_precision(*tensors).item() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("include_self", [False, True])
-@pytest.mark.parametrize(
-    "make", [QuantizedAPLoss, TieAwareAPLoss, lambda **k: TieAwareAPLoss(form="closed", **k)]
-)
-def test_gradcheck(make, include_self):
-    generator = torch.Generator().manual_seed(3)
-    raw = torch.randn(12, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(0, 4, (12,), generator=generator)
-    weights = class_balanced_weights(labels).double()
-    loss = make(include_self=include_self)
-    assert torch.autograd.gradcheck(
-        lambda x: loss(normalize(x, dim=1), labels, weights), raw, eps=1e-7, atol=1e-6
-    )
-
-
-def test_gradcheck_of_a_score_matrix():
-    generator = torch.Generator().manual_seed(4)
-    scores = (
-        torch.rand(4, 9, generator=generator, dtype=torch.float64) * 1.9 - 0.95
-    ).requires_grad_()
-    relevance = torch.rand(4, 9, generator=generator) < 0.4
-    relevance[:, 0] = True
-    assert torch.autograd.gradcheck(
-        lambda s: quantized_ap(s, relevance, 20), scores, eps=1e-7, atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
 )
 def test_precisions(make, dtype, tolerance):
-    generator = torch.Generator().manual_seed(5)
-    labels = torch.randint(0, 20, (300,), generator=generator)
-    centers = torch.randn(20, 32, generator=generator)
-    raw = (centers[labels] + torch.randn(300, 32, generator=generator)).double()
-    descriptors = normalize(raw, dim=1).to(dtype)
+    descriptors, labels = clustered(300, 20, 32, seed=5)
+    descriptors = descriptors.to(dtype)
     exact = descriptors.double().requires_grad_()
     expected = make()(exact, labels)
     expected.backward()
@@ -330,37 +248,6 @@ def test_precisions(make, dtype, tolerance):
     assert value.item() == pytest.approx(expected.item(), abs=1e-6)
     error = (descriptors.grad.double() - exact.grad).norm() / exact.grad.norm()
     assert error < tolerance
-
-
-@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
-def test_autocast_changes_nothing(make):
-    generator = torch.Generator().manual_seed(6)
-    raw = torch.randn(60, 16, generator=generator)
-    labels = torch.randint(0, 9, (60,), generator=generator)
-    plain = value_and_gradient(lambda d: make()(d, labels), raw)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = value_and_gradient(lambda d: make()(d, labels), raw)
-    assert cast[0] == plain[0]
-    assert torch.equal(cast[1], plain[1])
-
-
-@pytest.mark.parametrize(
-    "make", [SmoothAPLoss, RecallAtKLoss, RoadmapLoss, InfoNCELoss, TripletLoss, ContrastiveLoss]
-)
-def test_other_losses_under_autocast(make):
-    """Their backward runs outside, as PyTorch recommends."""
-    generator = torch.Generator().manual_seed(6)
-    labels = torch.randint(0, 9, (60,), generator=generator)
-    raw = torch.randn(60, 16, generator=generator)
-    found = []
-    for autocast in (False, True):
-        given = raw.clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            value = make()(normalize(given, dim=1), labels)
-        value.backward()
-        found.append((value.item(), given.grad))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
 
 
 NAMED_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
@@ -394,19 +281,6 @@ def test_the_setting_for_float32_products_changes_nothing_and_stays(make):
             assert torch.backends.mkldnn.matmul.fp32_precision == named
 
 
-@pytest.mark.skipif(not NAMED_PRECISIONS, reason="PyTorch before 2.9")
-@pytest.mark.usefixtures("any_precision")
-def test_a_setting_that_followed_another_still_does():
-    setting = torch.backends.mkldnn.matmul
-    torch.backends.fp32_precision = "tf32"
-    setting.fp32_precision = "none"
-    assert setting.fp32_precision == "tf32"
-    histogram_module.products(torch.ones(2, 2), torch.ones(2, 2))
-    assert setting.fp32_precision == "tf32"
-    torch.backends.fp32_precision = "ieee"
-    assert setting.fp32_precision == "ieee"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
@@ -423,21 +297,6 @@ def test_torch_compile(backend):
         compiled = value_and_gradient(lambda d, f=loss: f(d, labels), raw)
         assert compiled[0] == pytest.approx(plain[0], abs=1e-6)
         torch.testing.assert_close(compiled[1], plain[1], atol=1e-6, rtol=1e-4)
-
-
-def test_every_operator_keeps_torchs_rules():
-    generator = torch.Generator().manual_seed(8)
-    raw = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    descriptors = normalize(raw, dim=1).requires_grad_()
-    labels = torch.randint(0, 3, (9,), generator=generator)
-    torch.library.opcheck(
-        torch.ops.listwise.label_histograms.default, (descriptors, labels, 5, False, 2, 7)
-    )
-    scores = (descriptors @ descriptors.T).detach() * 0.9
-    relevance = labels[:, None] == labels
-    torch.library.opcheck(
-        torch.ops.listwise.score_histograms.default, (scores.requires_grad_(), relevance, 5)
-    )
 
 
 def test_more_bins_come_nearer_to_the_exact_average_precision():
@@ -457,55 +316,15 @@ def test_more_bins_come_nearer_to_the_exact_average_precision():
     assert errors[-1] < errors[0] / 5, errors
 
 
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 60))
-def test_distinct_scores_on_bin_centers_give_the_exact_average_precision(seed, size):
-    generator = np.random.default_rng(seed)
-    bins = 129
-    scores = 1 - generator.choice(bins, size, replace=False) * (2 / (bins - 1))
-    relevance = generator.random(size) < 0.4
-    relevance[0] = True
-    ap = quantized_ap(torch.tensor(scores)[None], torch.tensor(relevance)[None], bins)
-    assert ap.item() == pytest.approx(average_precision_score(relevance, scores), abs=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
-def test_gradient_descent_sorts_free_points(make):
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(150, 32, generator=generator).requires_grad_()
-    labels = torch.arange(30).repeat(5)
-    optimizer = torch.optim.Adam([points], lr=0.1)
-    loss = make()
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss(normalize(points, dim=1), labels).backward()
-        optimizer.step()
-    scores = normalize(points, dim=1).detach()
-    scores = (scores @ scores.T).numpy()
-    exact = []
-    for i in range(150):
-        others = np.arange(150) != i
-        relevant = (labels == labels[i]).numpy()[others]
-        exact.append(average_precision_score(relevant, scores[i][others]))
-    assert np.mean(exact) >= 0.99
-
-
-def test_a_query_without_positives_does_not_count():
-    generator = torch.Generator().manual_seed(9)
-    pairs = normalize(torch.randn(6, 4, generator=generator, dtype=torch.float64), dim=1)
-    labels = torch.tensor([0, 0, 1, 1, 2, 3])
-    ap = quantized_ap(
-        (pairs @ pairs.T)[:4][:, [1, 0, 3, 2, 4, 5]].gather(
-            1, torch.tensor([[0, 2, 3, 4, 5], [1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [0, 1, 3, 4, 5]])
-        ),
-        torch.tensor([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]]),
-    )
-    assert QuantizedAPLoss()(pairs, labels).item() == pytest.approx(1 - ap.mean().item(), abs=1e-12)
-
-
 UNIT = torch.eye(4)
 LABELS = torch.tensor([0, 0, 1, 1])
 NAN = torch.full((4, 4), math.nan)
+
+
+@pytest.mark.parametrize("rows", [(0, 5), (2, 2), (-1, 3)])
+def test_rows_outside_of_the_batch(rows):
+    with pytest.raises(ValueError, match="queries must be rows"):
+        QuantizedAPLoss()(UNIT, LABELS, queries=rows)
 
 
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
@@ -538,23 +357,6 @@ def test_bad_input_is_an_error_of_one_sentence(make, arguments, reason):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("bins", [1, 0, -3, 2.5, True, None])
-def test_too_few_bins(bins):
-    for make in (QuantizedAPLoss, TieAwareAPLoss):
-        with pytest.raises(ValueError, match="bins must be a whole number of at least 2"):
-            make(bins)
-    with pytest.raises(ValueError, match="bins must be"):
-        quantized_ap(UNIT, UNIT, bins)
-
-
-def test_unknown_form_and_rows():
-    with pytest.raises(ValueError, match="simplified, closed"):
-        TieAwareAPLoss(form="exact")
-    for rows in [(0, 5), (2, 2), (-1, 3)]:
-        with pytest.raises(ValueError, match="queries must be rows"):
-            QuantizedAPLoss()(UNIT, LABELS, queries=rows)
-
-
 @pytest.mark.parametrize(
     ("scores", "relevance", "reason"),
     [
@@ -572,11 +374,6 @@ def test_bad_score_matrices(scores, relevance, reason):
         quantized_ap(scores, relevance)
 
 
-def test_repr_shows_the_settings():
-    assert repr(QuantizedAPLoss(7)) == "QuantizedAPLoss(bins=7, include_self=False)"
-    assert "form=closed" in repr(TieAwareAPLoss(form="closed"))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("make", [QuantizedAPLoss, TieAwareAPLoss])
 @pytest.mark.parametrize(
@@ -584,11 +381,8 @@ def test_repr_shows_the_settings():
     [(torch.float64, 1e-8), (torch.float32, 5e-3), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)],
 )
 def test_gpu_equals_cpu(make, dtype, tolerance):
-    generator = torch.Generator().manual_seed(10)
-    labels = torch.randint(0, 300, (3000,), generator=generator)
-    centers = torch.randn(300, 64, generator=generator)
-    raw = (centers[labels] + torch.randn(3000, 64, generator=generator)).double()
-    descriptors = normalize(raw, dim=1).to(dtype)
+    descriptors, labels = clustered(3000, 300, 64, seed=10)
+    descriptors = descriptors.to(dtype)
     exact = descriptors.double().clone().requires_grad_()
     weights = class_balanced_weights(labels)
     expected = make()(exact, labels, weights)

@@ -1,10 +1,8 @@
 """A loss of several lengths of descriptors."""
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from listwise.errors import InputError
 from listwise.losses import MatryoshkaLoss, ProxyAnchorLoss, QuantizedAPLoss
 from listwise.training.objective import accepted_arguments
 
@@ -50,12 +48,3 @@ def test_parameters_and_arguments_are_those_of_the_loss():
     assert [name for name, _ in proxies.named_parameters()] == ["loss.proxies"]
     assert accepted_arguments(proxies) == {"queries"}
     assert accepted_arguments(MatryoshkaLoss(QuantizedAPLoss(), [2])) == {"queries", "weights"}
-
-
-def test_what_makes_no_sense_is_refused():
-    with pytest.raises(InputError, match="dims is empty"):
-        MatryoshkaLoss(QuantizedAPLoss(), [])
-    with pytest.raises(InputError, match="dims must be a whole number of at least 1"):
-        MatryoshkaLoss(QuantizedAPLoss(), [0])
-    with pytest.raises(InputError, match="descriptors have 6 dimensions, but one of dims is 7"):
-        MatryoshkaLoss(QuantizedAPLoss(), [7])(descriptors(), LABELS)

@@ -3,8 +3,9 @@
 from importlib.util import find_spec
 
 import pytest
-import reference
 import torch
+from loss_examples import mean_over_queries
+from test_formulas import smooth_ap
 from torch.nn.functional import normalize
 
 from listwise import losses
@@ -92,33 +93,12 @@ def test_a_query_ranks_the_references_alone(name, tile, monkeypatch):
 
 def test_smooth_ap_of_references_is_its_formula():
     def formula(queries, references):
-        above, below = 0.0, 0.0
-        for q, label in enumerate(LABELS):
-            s = references @ queries[q]
-            positives = [i for i, other in enumerate(REFERENCE_LABELS) if other == label]
-            if not positives:
-                continue
-            precision = 0.0
-            for i in positives:
-                ahead = [torch.sigmoid((s[j] - s[i]) / 0.2) if j != i else 1.0 for j in range(9)]
-                precision = precision + sum(ahead[j] for j in positives) / sum(ahead)
-            above = above + WEIGHTS[q] * (1 - precision / len(positives))
-            below = below + WEIGHTS[q]
-        return above / below
+        scores = queries @ references.T
+        return mean_over_queries(
+            scores, LABELS, WEIGHTS, smooth_ap, (0.2,), ranked=REFERENCE_LABELS
+        )
 
     loss = losses.SmoothAPLoss(0.2)
-    assert_equal(with_gradients(lambda q, r: call(loss, q, r)), with_gradients(formula))
-
-
-def test_quantized_ap_of_references_is_its_formula():
-    def formula(queries, references):
-        relevant = LABELS[:, None] == REFERENCE_LABELS
-        counted = relevant.any(1)
-        scores, valid = queries @ references.T, torch.ones_like(relevant)
-        found = reference.average_precisions(scores[counted], relevant[counted], valid[counted], 7)
-        return (WEIGHTS[counted] * (1 - found)).sum() / WEIGHTS[counted].sum()
-
-    loss = losses.QuantizedAPLoss(7)
     assert_equal(with_gradients(lambda q, r: call(loss, q, r)), with_gradients(formula))
 
 
@@ -143,40 +123,21 @@ def test_one_query_is_enough_and_tuples_have_rows_of_references():
     assert value == pytest.approx(((2 + near @ near - far @ far) / 2).item())
 
 
-def test_operators_are_consistent():
-    queries, references = (normalize(row, dim=1) for row in make_rows())
-    torch.library.opcheck(
-        torch.ops.listwise.reference_histograms.default,
-        (queries.detach().requires_grad_(), LABELS, references.detach(), REFERENCE_LABELS, 5),
-    )
-
-
 def test_what_makes_no_sense_is_refused():
     queries, references = (normalize(row.detach(), dim=1) for row in make_rows())
     loss = losses.InfoNCELoss()
+    whole = {"references": references, "reference_labels": REFERENCE_LABELS}
     for given, says in (
-        ({"references": references}, "reference_labels is missing"),
-        ({"reference_labels": REFERENCE_LABELS}, "references is missing"),
-        (
-            {"references": references[:, :3], "reference_labels": REFERENCE_LABELS},
-            "the same dimension and type",
-        ),
-        (
-            {"references": references[:4], "reference_labels": REFERENCE_LABELS},
-            "4 references but 9 reference_labels",
-        ),
-        (
-            {"references": 2 * references, "reference_labels": REFERENCE_LABELS},
-            "references must have unit length",
-        ),
-        (
-            {"references": references, "reference_labels": REFERENCE_LABELS + 9},
-            "no reference has the label of a query",
-        ),
+        ({"reference_labels": None}, "reference_labels is missing"),
+        ({"references": None}, "references is missing"),
+        ({"references": references[:, :3]}, "the same dimension and type"),
+        ({"references": references[:4]}, "4 references but 9 reference_labels"),
+        ({"references": 2 * references}, "references must have unit length"),
+        ({"reference_labels": REFERENCE_LABELS + 9}, "no reference has the label of a query"),
         ({"references": references[0], "reference_labels": LABELS}, "must be a tensor"),
     ):
         with pytest.raises(InputError, match=says):
-            loss(queries, LABELS, **given)
+            loss(queries, LABELS, **(whole | given))
     if find_spec("pytorch_metric_learning"):
         with pytest.raises(InputError, match="FastAPLoss does not take references"):
             call(losses.FastAPLoss(), queries, references)

@@ -10,6 +10,8 @@ from torch import nn
 
 pytest.importorskip("triton", minversion="3.3")
 
+from listwise import optional
+from listwise.errors import ListwiseWarning
 from listwise.models.fusion import ConvolutionFusion
 
 pytestmark = pytest.mark.slow
@@ -98,16 +100,6 @@ def test_residual_blocks_are_fused_and_compute_the_same(monkeypatch):
     assert backward.count("aten.sum.dim_IntList") == 1
 
 
-def test_without_gradients(monkeypatch):
-    net = Bottleneck(64, 64, shortcut=True).to(memory_format=torch.channels_last)
-    images = torch.randn(2, 64, 5, 5).contiguous(memory_format=torch.channels_last)
-    fused, found = graphs_of(net, on_cpu(), monkeypatch)
-    with torch.no_grad():
-        torch.testing.assert_close(fused(images), net(images), rtol=1e-4, atol=1e-4)
-    (graph,) = found
-    assert graph.count("listwise.relu_convolution.default") == 3
-
-
 class TwoReaders(nn.Module):
     """The output of a convolution before its ReLU is read again."""
 
@@ -146,20 +138,21 @@ def test_only_the_patterns_are_fused(net, fused, monkeypatch):
     assert fusion.fused == fused
 
 
-def test_types_and_devices_without_a_kernel_stay_as_they_are(monkeypatch):
-    fusion = ConvolutionFusion()
-    compare(Bottleneck(64, 64, shortcut=True), fusion, monkeypatch)
-    assert fusion.fused == [0, 0]
-
-
-def test_other_versions_have_other_entries_in_the_cache():
-    assert on_cpu().uuid() == on_cpu().uuid() != ConvolutionFusion().uuid()
+def test_the_fusion_is_used_with_versions_of_torch_that_it_was_tested_with(monkeypatch):
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert version <= optional.NEWEST_TORCH, "run these tests on a GPU, and raise NEWEST_TORCH"
+    assert optional.fuses_convolutions()
+    monkeypatch.setattr(torch, "__version__", "99.1.0")
+    optional.fuses_convolutions.cache_clear()
+    with pytest.warns(ListwiseWarning, match=r"without the fusion.*99\.1\.0 is newer"):
+        assert not optional.fuses_convolutions()
+    optional.fuses_convolutions.cache_clear()
 
 
 SCRIPT = """
 import json, sys
 import torch
-from listwise.models import fusion, fusion_kernels as kernels
+from listwise.models import fusion
 
 device, cases = sys.argv[1], json.loads(sys.argv[2])
 torch.set_num_threads(1)
@@ -175,7 +168,7 @@ def compare(size, channels, dtype, add):
     gradient, added, active = random(), random() if add else None, random().relu()
     there = lambda tensor: None if tensor is None else tensor.to(device)
     result = torch.full_like(active, float("nan")).to(device)
-    sums = kernels.relu_gradient(there(gradient), there(added), there(active), result)
+    sums = fusion.run_gradient_kernel(there(gradient), there(added), there(active), result)
     total = gradient.double() + (added.double() if add else 0)
     expected = torch.where(active > 0, total, 0)
     return [apart(result, expected), apart(sums, expected.sum(0))]

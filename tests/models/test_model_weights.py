@@ -1,9 +1,6 @@
-import http.server
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
@@ -11,15 +8,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors.torch import save_file, save_model
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
-from listwise.descriptors import load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.models.weights import lite0_to_timm, load_backbone
+from listwise.models.weights import load_backbone
 
 State = dict[str, Tensor]
 
@@ -48,30 +42,19 @@ def assert_loaded(path: Path, state: State) -> None:
         assert torch.equal(value, state[name].to(value.dtype)), name
 
 
-def test_reads_safetensors_and_pickled_state_dicts(tmp_path: Path, full_state: State) -> None:
+def test_reads_files_takes_wrappers_and_the_classifier_off(
+    tmp_path: Path, full_state: State
+) -> None:
     save_file(full_state, tmp_path / "a.safetensors")
     torch.save(full_state, tmp_path / "b.pth")
-    assert_loaded(tmp_path / "a.safetensors", full_state)
-    assert_loaded(tmp_path / "b.pth", full_state)
-
-
-def test_takes_wrappers_and_the_classifier_off(tmp_path: Path, full_state: State) -> None:
     wrapped = {f"module.{name}": value for name, value in full_state.items()}
     torch.save({"state_dict": wrapped, "epoch": 7}, tmp_path / "a.pt")
     wrapped = {f"model.{name}": value for name, value in full_state.items()}
     torch.save({"model": wrapped}, tmp_path / "b.pt")
     bare = {name: value for name, value in full_state.items() if not name.startswith("fc.")}
     torch.save(bare, tmp_path / "c.pt")
-    for name in ("a.pt", "b.pt", "c.pt"):
+    for name in ("a.safetensors", "b.pth", "a.pt", "b.pt", "c.pt"):
         assert_loaded(tmp_path / name, full_state)
-
-
-def test_batch_norm_counters_may_be_missing(tmp_path: Path, full_state: State) -> None:
-    counters = [name for name in full_state if name.endswith("num_batches_tracked")]
-    assert counters
-    kept = {name: value for name, value in full_state.items() if name not in counters}
-    save_file(kept, tmp_path / "old.safetensors")
-    assert_loaded(tmp_path / "old.safetensors", full_state)
 
 
 def test_half_precision_is_cast_up(tmp_path: Path, full_state: State) -> None:
@@ -193,16 +176,6 @@ def test_package_weights_compute_the_same_features(lite0_file: Path, size: tuple
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_package_weights_fit_whole(lite0_file: Path) -> None:
-    renamed = lite0_to_timm(torch.load(lite0_file, weights_only=True))
-    timm.create_model("tf_efficientnet_lite0").load_state_dict(renamed, strict=True)
-
-
-def test_package_weights_are_for_one_backbone() -> None:
-    with pytest.raises(InputError, match="tf_efficientnet_lite0, not for resnet18"):
-        load_backbone("resnet18", "imagenet-package")
-
-
 # --- timm's release, with and without a network ---
 
 
@@ -223,25 +196,6 @@ def bare_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def broken_hub(bare_hub: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A hub that answers every request with "not found"."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    point_hub_at(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
-    yield
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.usefixtures("bare_hub")
 def test_a_missing_connection_is_reported_quickly_in_one_line() -> None:
     start = time.monotonic()
@@ -249,11 +203,8 @@ def test_a_missing_connection_is_reported_quickly_in_one_line() -> None:
         RetrievalNet("resnet18")
     assert time.monotonic() - start < 40
     message = str(caught.value)
-    assert message.startswith(
-        "no internet connection to download the weights of resnet18; save them"
-    )
-    assert 'weights="resnet18.safetensors"' in message
-    assert 'weights="random"' in message
+    for part in ("no internet connection", 'weights="resnet18.safetensors"', 'weights="random"'):
+        assert part in message
     assert "\n" not in message
 
 
@@ -266,29 +217,6 @@ def test_the_advice_for_no_network_works(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     exec(advice[1].replace("pretrained=True", "pretrained=False"))
     load_backbone("vit_tiny_patch16_224", tmp_path / "vit_tiny_patch16_224.safetensors")
-
-
-@pytest.mark.usefixtures("bare_hub")
-def test_a_model_by_name_without_network_is_replaced_by_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError) as caught:
-        load_model("resnet18", "cpu")
-    message = str(caught.value)
-    assert "`weights" not in message  # most commands take a model but no weights
-    advice = re.search(r'python -c "(.+?)"\) and give the folder (\S+) as the model', message)
-    assert advice is not None
-    monkeypatch.chdir(tmp_path)
-    exec(advice[1].replace("'resnet18')", "'resnet18', weights='random')"))
-    assert load_model(advice[2], "cpu").dim == 512
-
-
-@pytest.mark.usefixtures("broken_hub")
-def test_a_failing_download_is_reported_in_one_line() -> None:
-    with pytest.raises(InputError, match="could not download the weights of resnet18") as caught:
-        load_backbone("resnet18", "pretrained")
-    assert "\n" not in str(caught.value)
-    assert 'weights="resnet18.safetensors"' in str(caught.value)
 
 
 def test_cached_weights_need_no_network(bare_hub: Path) -> None:
@@ -305,50 +233,3 @@ def test_cached_weights_need_no_network(bare_hub: Path) -> None:
     assert source == "pretrained"
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, original.state_dict()[name]), name
-
-
-def test_a_model_without_released_weights_is_reported() -> None:
-    name = next(n for n in timm.list_models("resnet*") if not timm.is_model_pretrained(n))
-    with pytest.raises(InputError, match=f"no weights for {name}"):
-        load_backbone(name, "pretrained")
-
-
-# --- real photos ---
-
-PHOTOS = 4  # of each landmark
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="LISTWISE_REAL_DATA is not set")
-def test_real_weights_bring_photos_of_one_landmark_together() -> None:
-    root = Path(os.environ["LISTWISE_REAL_DATA"])
-    weights = root / "weights" / "resnet50-imagenet.safetensors"
-    net = RetrievalNet("resnet50", weights=weights).eval()
-    names = [
-        "eiffel_tower",
-        "golden_gate_bridge",
-        "stonehenge",
-        "taj_mahal",
-        "atomium",
-        "trevi_fountain",
-    ]
-    descriptors = []
-    for name in names:
-        for path in sorted((root / "data" / "landmarks" / f"gld_{name}").iterdir())[:PHOTOS]:
-            photo = Image.open(path).convert("RGB")
-            photo.thumbnail((192, 192))
-            image = pil_to_tensor(photo)
-            with torch.no_grad():
-                descriptors.append(net(image[None])[0])
-    matrix = torch.stack(descriptors)
-    labels = torch.arange(len(names)).repeat_interleave(PHOTOS)
-    similarity = (matrix @ matrix.T).fill_diagonal_(-1)
-    same = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
-    other = labels[:, None] != labels[None, :]
-    ordered = [
-        (scores[mine][:, None] > scores[others]).float().mean()
-        for scores, mine, others in zip(similarity, same, other, strict=True)
-    ]
-    assert torch.stack(ordered).mean() > 0.75  # 0.5 by chance
-    nearest = labels[similarity.argmax(dim=1)]
-    assert (nearest == labels).float().mean() > 0.6  # 3 / 23 by chance

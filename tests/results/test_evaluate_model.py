@@ -11,7 +11,7 @@ from PIL import Image
 from tiny_net import TINY_NET
 
 from listwise.data import read_labelled
-from listwise.data.catalog import Benchmark, find_dataset
+from listwise.data.catalog import find_dataset
 from listwise.descriptors import (
     DescriptorFile,
     DescriptorHeader,
@@ -20,14 +20,14 @@ from listwise.descriptors import (
     Whitening,
     extract,
 )
-from listwise.descriptors.settings import make_settings
-from listwise.descriptors.tuned import TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled, evaluate_scores
 from listwise.models import RetrievalNet
+from listwise.models.storage import ModelSettings
 from listwise.results import describe_benchmark, evaluate, open_benchmark
 from listwise.search import alpha_query_expansion
 from listwise.search.refinement import REFINEMENTS
+from listwise.settings import make_settings
 from listwise.studies.poolings import VARIANTS, compare_poolings
 
 
@@ -49,15 +49,6 @@ def model():
 @pytest.fixture(scope="session")
 def described(toy, model):
     return describe_benchmark(model, find_dataset(toy).benchmark(), workers=0)
-
-
-def test_photos_of_different_shapes_are_described_in_one_batch(
-    toy, model, described, mixed_batches
-):
-    found = describe_benchmark(Model(model.net), find_dataset(toy).benchmark(), workers=0)
-    assert max(len(set(sizes)) for sizes in mixed_batches) > 1
-    np.testing.assert_allclose(found.queries, described.queries, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(found.database, described.database, rtol=0, atol=1e-5)
 
 
 def test_queries_are_cropped_to_their_boxes(toy, model, described):
@@ -134,14 +125,14 @@ def test_distractors_with_other_settings_are_refused(toy, model, tmp_path):
     photos = open_benchmark(toy).queries.subset([0])
     path = tmp_path / "more.parquet"
     extract(model, photos, path, scales=(1.0,), max_side=64, workers=0)
-    tuned = TunedSettings(network=model.net.fingerprint(), max_side=64, scales=(1.0, 0.5))
+    tuned = ModelSettings(max_side=64, scales=(1.0, 0.5))
     with pytest.raises(InputError, match=r"more\.parquet was made with .*: extract them again"):
         evaluate(replace(model, tuned=tuned), toy, distractors=path, workers=0)
     alike = replace(model, tuned=tuned.model_copy(update={"scales": (1.0,)}))
     assert evaluate(alike, toy, distractors=path, workers=0).distractors == 1
 
 
-def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_path):
+def test_evaluate_gives_figures_and_a_table(toy, model, described):
     done = []
     found = evaluate(
         model,
@@ -173,25 +164,6 @@ def test_evaluate_gives_figures_a_table_and_a_report(toy, model, described, tmp_
     ]
     assert str(found) == found.table()
     assert found.unreadable == ()
-    page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert f">{100 * found.figures['Hard']['mAP']:.1f}<" in page
-
-
-def test_two_models_are_compared_under_the_ends_of_their_folders(toy, model, tmp_path):
-    torch.manual_seed(1)
-    other = Model(RetrievalNet(TINY_NET, weights="random"))
-    for number, each in enumerate((model, other)):
-        each.net.save(tmp_path / f"run{number}" / "model")
-    paths = [tmp_path / f"run{number}" / "model" for number in range(2)]
-    found = evaluate(paths[1], toy, against=str(paths[0]), max_side=64, workers=0, device="cpu")
-    assert list(found.rows) == ["run0", "run1"]
-    assert found.figures == found.rows["run1"]
-    page = found.report(tmp_path / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
-    assert "<h1>run0 and run1 on " in page
-    assert "difference</th>" in page
-    assert list(evaluate(paths[0], toy, max_side=64, workers=0).rows) == ["run0"]
-    with pytest.raises(InputError, match="`against` is the same model"):
-        evaluate(paths[0], toy, against=paths[0])
 
 
 def test_unreadable_photos_of_labelled_sets_are_left_out(model, tmp_path):
@@ -210,31 +182,25 @@ def test_unreadable_photos_of_labelled_sets_are_left_out(model, tmp_path):
     again = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "00.jpg" not in again
     images = read_labelled(tmp_path / "photos")
-    assert evaluate(model, images, workers=0).figures == found.figures
+    again = evaluate(model, images, workers=0)
+    assert again.figures == found.figures
+    (described,) = again.described.values()
+    expected = evaluate_labelled(described.database, described.benchmark.database.labels)
+    assert again.figures["Labels"] == pytest.approx(expected.figures)
+    with pytest.raises(InputError, match="labelled set"):
+        described.evaluate(refine="diffusion")
     with pytest.raises(InputError, match="`split` is for your own labelled photos"):
         open_benchmark("roxford5k", tmp_path, "val")
-
-
-def test_labelled_photos(toy, model, tmp_path):
-    images = read_labelled(toy / "train.csv", "val")
-    benchmark = Benchmark.of_labels("val", images)
-    found = describe_benchmark(model, benchmark, workers=0)
-    result = found.evaluate()["Labels"].figures
-    assert set(result) == {"mAP", "mAP@R", "Recall@1", "Recall@2", "Recall@4", "Recall@8"}
-    assert result == pytest.approx(evaluate_labelled(found.database, images.labels).figures)
-    with pytest.raises(InputError, match="labelled set"):
-        found.evaluate(expand=True)
-    with pytest.raises(InputError, match="`refine`"):
-        found.evaluate(refine="diffusion")
 
 
 def test_an_unreadable_photo_of_a_judged_benchmark_is_an_error(toy, model, tmp_path):
     benchmark = find_dataset(toy).benchmark()
     paths = (str(tmp_path / "gone.jpg"), *benchmark.database.paths[1:])
-    images = type(benchmark.database)(paths, benchmark.database.ids, None)
-    broken = replace(benchmark, database=images)
+    broken = replace(benchmark, database=replace(benchmark.database, paths=paths))
     with pytest.raises(InputError, match=r"1 photos of toy cannot be read.*gone\.jpg"):
         describe_benchmark(model, broken, workers=0)
+    with pytest.raises(InputError, match="`against` is the same model"):
+        evaluate(tmp_path, toy, against=tmp_path)
 
 
 def test_poolings_share_one_pass_and_equal_networks_of_their_own(toy):

@@ -1,11 +1,10 @@
+"""The report: every number, list and photo of the page against plain computations."""
+
 import base64
 import io
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime
 from html import unescape
 from pathlib import Path
 
@@ -15,23 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from listwise.data import Images, LabelledImages
+from listwise.data.catalog import Benchmark
 from listwise.errors import InputError
 from listwise.evaluation import (
     JudgedQueries,
     average_precision,
     evaluate_descriptors,
-    evaluate_labelled,
     evaluate_scores,
 )
-from listwise.results.report import (
-    MatchFunction,
-    ModelResult,
-    ModelSearch,
-    TableRow,
-    precision_recall_curve,
-    report_models,
-    write_report,
-)
+from listwise.results.report import ModelSearch, precision_recall_curve, write_report
 
 Many = list[list[int]]
 
@@ -62,15 +54,9 @@ def test_the_curve_is_the_mean_interpolated_precision(lists: Many, points: int) 
     assert recall == pytest.approx([i / (points - 1) for i in range(points)])
     assert precision == pytest.approx([plain_curve(lists, r) for r in recall], abs=1e-12)
     assert (np.diff(precision) <= 1e-12).all()
-
-
-def test_a_curve_without_positives_is_nan() -> None:
-    assert np.isnan(precision_recall_curve([[], []])[1]).all()
-
-
-def test_negative_ranks_are_refused() -> None:
+    assert np.isnan(precision_recall_curve([[] for _ in lists])[1]).all()
     with pytest.raises(InputError, match="0 or more"):
-        precision_recall_curve([[3, -1]])
+        precision_recall_curve([*lists, [-1]])
 
 
 def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarray, JudgedQueries]:
@@ -93,128 +79,100 @@ def example(queries: int = 6, names: int = 30, seed: int = 0) -> tuple[np.ndarra
     return np.round(random.random((queries, names)), 1), truth
 
 
-def model_of(
-    name: str,
-    scores: np.ndarray,
-    judged: JudgedQueries,
-    queries: Sequence[str],
-    database: Sequence[str],
-    k: int = 10,
-    matches: MatchFunction | None = None,
-) -> ModelResult:
-    search = ModelSearch.of_scores(name, scores, judged, matches)
-    return report_models([search], judged, queries, database, k=k)[0]
+def benchmark_of(judged: JudgedQueries, queries: list[str], database: list[str]) -> Benchmark:
+    parts = (Images(tuple(paths), tuple(paths), None) for paths in (database, queries))
+    return Benchmark("toy", *parts, judged)
 
 
-ONE, ONE_PAIR = np.ones((1, 1)), JudgedQueries.labelled([0], [0], queries=["q"], names=["f"])
-
-
-def save_photos(folder: Path, names: list[str]) -> list[str]:
+def save_photos(folder: Path, names: list[str], size: tuple[int, int] = (20, 40)) -> list[str]:
     paths = []
     for number, name in enumerate(names):
         paths.append(str(folder / f"{name}.png"))
         color = (37 * number % 256, 91 * number % 256, 53 * number % 256)
-        Image.new("RGB", (20, 40), color).save(paths[-1])
+        Image.new("RGB", size, color).save(paths[-1])
     return paths
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> list[ModelResult]:
+def toy(tmp_path: Path) -> tuple[np.ndarray, Benchmark]:
     scores, truth = example()
-    queries, database = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
-    return [
-        model_of("first", scores, truth, queries, database, k=5),
-        model_of("second", scores[:, ::-1], truth, queries, database, k=5),
-    ]
+    paths = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
+    return scores, benchmark_of(truth, *paths)
 
 
-def read_data(path: Path) -> dict:
-    found = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S
-    )
-    assert len(found) == 1
-    return json.loads(found[0])
+def searches_of(scores: np.ndarray, benchmark: Benchmark) -> list[ModelSearch]:
+    tables = {"first": scores, "second": scores[:, ::-1]}
+    return [ModelSearch.of_scores(name, each, benchmark.judged) for name, each in tables.items()]
+
+
+def report(
+    folder: Path, searches: list[ModelSearch], benchmark: Benchmark, **options: object
+) -> tuple[dict, str]:
+    """Write a report: the data of its script, and its text."""
+    path = write_report(folder / "report.html", "A <title>", searches, benchmark, **options)
+    text = path.read_text("utf-8")
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(found), text
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])
-def test_lists_follow_the_protocols(k: int) -> None:
+def test_lists_follow_the_protocols(k: int, tmp_path: Path) -> None:
     scores, truth = example()
-    result = model_of("m", scores, truth, truth.queries, truth.names, k=k)
+    search = ModelSearch.of_scores("m", scores, truth)
+    data, _ = report(tmp_path, [search], benchmark_of(truth, truth.queries, truth.names), k=k)
     figures = evaluate_scores(scores, truth)
-    assert list(result.figures) == ["Easy", "Medium", "Hard"]
     easy, hard, unclear = truth.grades.values()
-    for protocol, level, right, passed in (
-        ("Easy", figures["Easy"], (easy,), (hard, unclear)),
-        ("Medium", figures["Medium"], (easy, hard), (unclear,)),
-        ("Hard", figures["Hard"], (hard,), (easy, unclear)),
+    assert data["protocols"] == ["Easy", "Medium", "Hard"]
+    for place, (right, passed) in enumerate(
+        (((easy,), (hard, unclear)), ((easy, hard), (unclear,)), ((hard,), (easy, unclear)))
     ):
-        assert result.figures[protocol] == level.figures
-        assert list(level.figures) == ["mAP", "mP@1", "mP@5", "mP@10"]
-        for number, query in enumerate(result.queries):
+        for number, query in enumerate(data["queries"]):
             wanted = {int(i) for part in right for i in part[number]}
             junk = {int(i) for part in passed for i in part[number]}
             expected, rank, hidden, skipped = [], 0, 0, []
-            for place in sorted(range(30), key=lambda i: (-scores[number, i], i)):
+            for image in sorted(range(30), key=lambda i: (-scores[number, i], i)):
                 if rank == k:
                     break
-                if place in junk:
-                    skipped.append((f"photo{place}", "junk", None))
+                score = scores[number, image]
+                if image in junk:
+                    skipped.append([f"photo{image}", score, "junk", None])
                     continue
                 # Junk counts only once something after it counts.
-                shown = [entry for entry in expected if entry[1] == "junk"]
-                room = 3 - len(shown)
+                room = 3 - sum(entry[2] == "junk" for entry in expected)
                 expected += skipped[:room]
                 hidden += len(skipped[room:])
                 skipped = []
                 rank += 1
-                expected.append((f"photo{place}", "right" if place in wanted else "wrong", rank))
-            ranked = query.lists[protocol]
-            assert [(e.name, e.mark, e.rank) for e in ranked.entries] == expected
-            assert ranked.hidden_junk == hidden
-            assert ranked.positives == len(wanted)
-            assert ranked.found == sum(mark == "right" for _, mark, _ in expected)
-            ap = level.per_query_ap[number]
-            assert ranked.ap == (None if np.isnan(ap) else ap)
-            for entry in ranked.entries:
-                assert entry.score == scores[number, int(entry.name.removeprefix("photo"))]
+                mark = "right" if image in wanted else "wrong"
+                expected.append([f"photo{image}", score, mark, rank])
+            ranked = query["lists"][0][place]
+            assert [[data["names"][photo], *rest] for photo, *rest in ranked["entries"]] == expected
+            assert (ranked["hidden"], ranked["positives"]) == (hidden, len(wanted))
+            assert ranked["found"] == sum(entry[2] == "right" for entry in expected)
+            ap = figures[data["protocols"][place]].per_query_ap[number]
+            assert ranked["ap"] == (None if np.isnan(ap) else ap)
 
 
-def test_the_curves_leave_junk_out() -> None:
-    scores, truth = example()
-    result = model_of("m", scores, truth, truth.queries, truth.names)
-    ranks = []
-    for number, row in enumerate(scores):
-        junk = {*truth.grades["junk"][number], *truth.grades["easy"][number]}
-        order = [i for i in sorted(range(30), key=lambda i: (-row[i], i)) if i not in junk]
-        ranks.append([order.index(i) for i in truth.grades["hard"][number]])
-    recall, precision = result.curves["Hard"]
-    assert precision == pytest.approx([plain_curve(ranks, r) for r in recall])
+LABELS = np.arange(60) % 9
+LABELS[-1] = 99  # alone: no query
 
 
-def test_scores_of_another_shape_or_nan_and_missing_paths_are_refused() -> None:
-    judged = JudgedQueries.labelled([0, 0])
-    with pytest.raises(InputError, match=r"\(2, 2\)"):
-        model_of("m", np.zeros((2, 3)), judged, "ab", "ab")
-    with pytest.raises(InputError, match="NaN"):
-        model_of("m", np.full((2, 2), np.nan), judged, "ab", "ab")
-    with pytest.raises(InputError, match="give one for each"):
-        model_of("m", np.zeros((2, 2)), judged, "ab", "a")
-
-
-def labelled(count: int, most: int) -> tuple[dict[str, np.ndarray], np.ndarray, list[ModelResult]]:
+@pytest.fixture
+def labelled() -> tuple[list[np.ndarray], list[ModelSearch], Benchmark]:
+    """Scores of two models on a labelled set, without each photo's own; its searches."""
     random = np.random.default_rng(3)
-    labels = np.arange(count) % 9
-    labels[-1] = 99  # alone: no query
-    vectors = {}
-    for name, noise in (("near", 0.5), ("far", 1.5)):
-        rows = random.normal(size=(100, 16))[labels] + noise * random.normal(size=(count, 16))
-        vectors[name] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    names = [f"photo{i}" for i in range(count)]
-    judged = JudgedQueries.labelled(labels, queries=names)
-    searches = [search_of(name, rows, rows, judged) for name, rows in vectors.items()]
-    classes = [f"class{label}" for label in labels]
-    models = report_models(searches, judged, names, names, k=6, most=most, classes=classes)
-    return vectors, labels, models
+    names = tuple(f"photo{i}" for i in range(60))
+    images = LabelledImages.from_names(
+        Images(names, names, None), [f"class{label}" for label in LABELS], None
+    )
+    benchmark = Benchmark.of_labels("labelled", images)
+    tables, searches = [], []
+    for noise in (0.5, 1.5):
+        rows = random.normal(size=(100, 16))[LABELS] + noise * random.normal(size=(60, 16))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        searches.append(search_of(f"noise {noise}", rows, rows, benchmark.judged))
+        tables.append(rows @ rows.T)
+    return tables, searches, benchmark
 
 
 def search_of(
@@ -224,337 +182,141 @@ def search_of(
     return ModelSearch(name, lambda rows: queries[rows] @ database.T, results)
 
 
-def test_labelled_sets_show_the_worst_queries_and_some_others() -> None:
-    vectors, labels, results = labelled(60, most=20)
-    lowest = []
+def plain_ap(table: np.ndarray) -> list[float]:
+    """AP of each labelled query among the others."""
+    found = []
     for query in range(59):
         others = np.arange(60) != query
-        lowest.append(
-            min(
-                average_precision((rows @ rows[query])[others], (labels == labels[query])[others])
-                for rows in vectors.values()
-            )
-        )
-    worst = {f"photo{i}" for i in np.argsort(lowest)[:10]}
-    shown = [query.name for query in results[0].queries]
+        right = LABELS[query] == LABELS
+        found.append(average_precision(table[query][others], right[others]))
+    return found
+
+
+def test_a_large_set_shows_the_worst_queries_some_others_and_all_classes(
+    labelled: tuple, tmp_path: Path
+) -> None:
+    tables, searches, benchmark = labelled
+    data, text = report(tmp_path, searches, benchmark, most=20)
+    ap = np.array([plain_ap(table) for table in tables])
+    worst = {f"photo{i}" for i in np.argsort(ap.min(axis=0))[:10]}
+    shown = [query["name"] for query in data["queries"]]
     assert len(set(shown)) == len(shown) == 20
     assert worst < set(shown)
-    assert [query.name for query in results[1].queries] == shown
-    assert "20 of 59" in results[0].note
-
-
-def test_the_chart_has_all_queries_and_the_classes_their_mean(tmp_path: Path) -> None:
-    vectors, labels, results = labelled(60, most=20)
-    path = write_report(tmp_path / "report.html", "t", results)
-    chart = read_data(path)["chart"]
+    assert "20 of 59" in text
+    chart = data["chart"]
     assert chart["names"] == [f"photo{i}" for i in range(59)]
-    assert [chart["names"][place] for place in chart["places"]] == [
-        query.name for query in results[0].queries
-    ]
-    for model, rows in enumerate(vectors.values()):
-        expected = []
-        for query in range(59):
-            others = np.arange(60) != query
-            right = labels == labels[query]
-            expected.append(average_precision((rows @ rows[query])[others], right[others]))
+    assert [chart["names"][place] for place in chart["places"]] == shown
+    for model, expected in enumerate(ap):
         assert chart["ap"][model][0] == pytest.approx(expected, abs=6e-5)
-        means = {
-            f"class{label}": np.mean(np.array(expected)[labels[:59] == label]) for label in range(9)
-        }
-        found = results[model].classes
-        assert {each.name: each.ap["Labels"] for each in found} == pytest.approx(means)
-        assert {each.name: each.queries for each in found} == {
-            f"class{label}": int((labels[:59] == label).sum()) for label in range(9)
-        }
-    page = path.read_text("utf-8")
-    shown = re.findall(r'<tr><th scope="row">(class\d)</th>', page)
-    assert shown == sorted(means, key=means.__getitem__)
-    assert "All 9 classes" in page
-    assert "difference" in page[page.index('id="classes"') :]
+    table = text[text.index('id="classes"') :]
+    rows = re.findall(
+        r'row">(class\d)</th><td>(\d)</td>\s*<td.*?>(.*?)<.*?<td.*?>(.*?)<', table, re.S
+    )
+    members = [LABELS[:59] == label for label in range(9)]
+    means = [[f"{100 * each[own].mean():.1f}" for each in ap] for own in members]
+    order = sorted(range(9), key=lambda label: ap[1][members[label]].mean())
+    assert rows == [(f"class{i}", str(members[i].sum()), *means[i]) for i in order]
+    assert "All 9 classes" in table
+    assert "difference" in table
 
 
-def test_of_very_many_queries_the_chart_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("listwise.results.report.build._CHARTED", 30)
-    _, _, results = labelled(60, most=20)
-    assert len(results[0].names) == len(results[0].ap["Labels"]) == 30
-    shown = [query.name for query in results[0].queries]
-    assert [results[0].names[place] for place in results[0].places] == shown
-    assert "The chart shows the AP of 30 queries" in results[0].note
-
-
-def test_a_labelled_query_is_not_in_its_own_list() -> None:
-    vectors, labels, results = labelled(60, most=100)
-    assert results[0].note == ""
-    for result in results:
-        rows = vectors[result.name]
-        assert len(result.queries) == 59
+def test_a_labelled_query_is_not_in_its_own_list(labelled: tuple, tmp_path: Path) -> None:
+    tables, searches, benchmark = labelled
+    data, text = report(tmp_path, searches, benchmark, k=6)
+    assert len(data["queries"]) == 59
+    assert "at random" not in text
+    lines = re.findall(r'<polyline class="curve model\d" points="(.*?)"', text)
+    for model, table in enumerate(tables):
         lists = []
-        for query in result.queries:
-            number = int(query.name.removeprefix("photo"))
-            order = sorted(set(range(60)) - {number}, key=lambda i: -float(rows[i] @ rows[number]))
-            right = ["right" if labels[i] == labels[number] else "wrong" for i in order]
-            entries = query.lists["Labels"].entries
-            assert [entry.name for entry in entries] == [f"photo{i}" for i in order[:6]]
-            assert [entry.mark for entry in entries] == right[:6]
+        for number, query in enumerate(data["queries"]):
+            order = sorted(set(range(60)) - {number}, key=lambda i: -float(table[number, i]))
+            right = ["right" if LABELS[i] == LABELS[number] else "wrong" for i in order]
+            (ranked,) = query["lists"][model]
+            found = [(data["names"][photo], mark) for photo, _, mark, _ in ranked["entries"]]
+            names = [f"photo{i}" for i in order]
+            assert found == list(zip(names, right, strict=True))[:6]
             lists.append([rank for rank, mark in enumerate(right) if mark == "right"])
             precisions = [(i + 1) / (rank + 1) for i, rank in enumerate(lists[-1])]
-            assert query.lists["Labels"].ap == pytest.approx(np.mean(precisions))
-        recall, precision = result.curves["Labels"]
-        assert precision == pytest.approx([plain_curve(lists, r) for r in recall])
-        figures = result.figures["Labels"]
-        assert figures["mAP"] == evaluate_labelled(rows, labels).mAP
-        assert list(figures) == ["mAP", "mAP@R", "Recall@1", "Recall@2", "Recall@4", "Recall@8"]
+            assert ranked["ap"] == pytest.approx(np.mean(precisions))
+        drawn = [float(point.split(",")[1]) for point in lines[model].split()]
+        expected = [226 - 216 * plain_curve(lists, i / 100) for i in range(101)]
+        assert drawn == pytest.approx(expected, abs=0.051)
 
 
-def test_a_list_as_long_as_the_set_does_not_show_the_query() -> None:
-    vectors = np.eye(4)[[0, 0, 1, 1]] + 0.1
-    labels = [0, 0, 1, 1]
-    judged = JudgedQueries.labelled(labels, queries=list("abcd"))
-    (result,) = report_models([search_of("m", vectors, vectors, judged)], judged, "abcd", "abcd")
-    for query in result.queries:
-        names = [entry.name for entry in query.lists["Labels"].entries]
-        assert sorted([*names, query.name]) == ["a", "b", "c", "d"]
-
-
-def test_a_gallery_is_searched_in_place_of_the_others() -> None:
-    queries, gallery = np.eye(3)[[0, 1, 2]], np.eye(3)[[1, 0, 0, 1]]
-    labels, gallery_labels = ["x", "y", "z"], ["y", "x", "y", "y"]
-    names = ["q0", "q1", "q2"]
-    judged = JudgedQueries.labelled(labels, gallery_labels, names=list("abcd"), queries=names)
-    (result,) = report_models([search_of("m", queries, gallery, judged)], judged, names, "abcd")
-    found = {
-        query.name: [(entry.name, entry.mark) for entry in query.lists["Labels"].entries]
-        for query in result.queries
-    }
-    assert found == {  # nothing is labelled z
-        "q0": [("b", "right"), ("c", "wrong"), ("a", "wrong"), ("d", "wrong")],
-        "q1": [("a", "right"), ("d", "right"), ("b", "wrong"), ("c", "right")],
-    }
-
-
-def test_the_original_protocol_has_good_and_ok_positives() -> None:
-    scores, truth = example()
-    oxford = JudgedQueries.oxford(
-        truth.names,
-        truth.queries,
-        truth.boxes,
-        good=truth.grades["easy"],
-        ok=truth.grades["hard"],
-        junk=truth.grades["junk"],
-    )
-    paths = truth.queries, truth.names
-    result = model_of("m", scores, oxford, *paths)
-    medium = model_of("m", scores, truth, *paths)
-    assert result.figures == {"Original": medium.figures["Medium"]}
-    assert [query.lists["Original"] for query in result.queries] == [
-        query.lists["Medium"] for query in medium.queries
-    ]
-
-
-def test_the_page_holds_every_photo_once(models: list[ModelResult], tmp_path: Path) -> None:
+def test_the_page_holds_every_photo_once(toy: tuple, tmp_path: Path) -> None:
+    _, benchmark = toy
     done: list[tuple[int, int]] = []
-    path = write_report(
-        tmp_path / "report.html", "t", models, on_progress=lambda *counts: done.append(counts)
+    data, text = report(
+        tmp_path, searches_of(*toy), benchmark, on_progress=lambda *counts: done.append(counts)
     )
-    assert path == tmp_path / "report.html"
-    data = read_data(path)
-    shown = {
-        entry.path
-        for model in models
-        for query in model.queries
-        for ranked in query.lists.values()
-        for entry in ranked.entries
-    } | {query.path for query in models[0].queries}
-    assert path.read_text("utf-8").count("data:image/jpeg") == len(data["photos"]) == len(shown)
+    entries = [
+        entry
+        for query in data["queries"]
+        for model in query["lists"]
+        for ranked in model
+        for entry in ranked["entries"]
+    ]
+    shown = {entry[0] for entry in entries} | {query["photo"] for query in data["queries"]}
+    assert shown == set(range(len(data["photos"])))
+    assert text.count("data:image/jpeg") == len(shown)
     assert done == [(i + 1, len(shown)) for i in range(len(shown))]
-    for model in range(2):
-        for number, query in enumerate(models[model].queries):
-            for place, protocol in enumerate(("Easy", "Medium", "Hard")):
-                ranked, written = query.lists[protocol], data["queries"][number]["lists"][model]
-                assert written[place]["ap"] == ranked.ap
-                for entry, (photo, score, mark, rank) in zip(
-                    ranked.entries, written[place]["entries"], strict=True
-                ):
-                    assert data["names"][photo] == entry.name
-                    assert (score, mark, rank) == (entry.score, entry.mark, entry.rank)
-                    picture = base64.b64decode(data["photos"][photo].split(",")[1])
-                    kept = Image.open(io.BytesIO(picture)).convert("RGB").getpixel((5, 5))
-                    real = Image.open(entry.path).getpixel((5, 5))
-                    assert kept == pytest.approx(real, abs=8)
+    for photo in {entry[0] for entry in entries}:
+        kept = picture(data["photos"][photo]).convert("RGB").getpixel((5, 5))
+        path = benchmark.database.paths[int(data["names"][photo].removeprefix("photo"))]
+        assert kept == pytest.approx(Image.open(path).getpixel((5, 5)), abs=8)
     assert data["queries"][0]["box"] == [0.1, 0.1, 0.5, 0.4]  # of 20 × 40 pixels
 
 
-SIZES = (20, 40, 20, 40)
+def picture(uri: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
 
 
-def shared_points(query: int, image: int) -> np.ndarray | None:
-    """Points in two photos of `SIZES`, none for every third image."""
-    if image % 3 == 0:
-        return None
-    count = {1: 0, 2: 5}.get(image % 6, 200)
-    points = np.random.default_rng([query, image]).random((count, 4))
-    return points * np.subtract(SIZES, 1)
+ONE_PAIR = JudgedQueries.labelled([0], [0], queries=["q"], names=["f"])
 
 
-def test_points_are_shown_as_parts_of_the_photos(tmp_path: Path) -> None:
-    scores, truth = example()
-    queries, database = save_photos(tmp_path, truth.queries), save_photos(tmp_path, truth.names)
-    asked = []
-
-    def points_of(query: int, image: int) -> np.ndarray | None:
-        asked.append((query, image))
-        return shared_points(query, image)
-
-    plain = model_of("m", scores, truth, queries, database)
-    result = model_of("m", scores, truth, queries, database, matches=points_of)
-    assert len(set(asked)) == len(asked)
-    shown = set()
-    for number, (query, without) in enumerate(zip(result.queries, plain.queries, strict=True)):
-        for protocol, ranked in query.lists.items():
-            for entry, same in zip(ranked.entries, without.lists[protocol].entries, strict=True):
-                assert replace(entry, inliers=None, matches=None) == same
-                image = int(entry.name.removeprefix("photo"))
-                shown.add((number, image))
-                points = shared_points(number, image)
-                if points is None:
-                    assert (entry.inliers, entry.matches) == (None, None)
-                    continue
-                assert entry.inliers == len(points)
-                expected = {
-                    tuple(round((at + 0.5) / size, 9) for at, size in zip(row, SIZES, strict=True))
-                    for row in points.tolist()
-                }
-                matches = {tuple(round(part, 9) for part in match) for match in entry.matches}
-                assert matches <= expected
-                assert len(matches) == len(entry.matches) == min(60, len(points))
-    assert shown == set(asked)  # and nothing is asked of photos that are not shown
+def one_pair(folder: Path, points: object, query: str, found: str) -> list:
+    """What the page says about the points of one pair."""
+    search = ModelSearch.of_scores("m", np.ones((1, 1)), ONE_PAIR, lambda *pair: points)
+    return report(folder, [search], benchmark_of(ONE_PAIR, [query], [found]))[0]["matches"]
 
 
-def test_points_in_large_turned_photos(tmp_path: Path) -> None:
+def test_points_in_turned_photos_and_in_photos_that_cannot_be_read(tmp_path: Path) -> None:
     query, found = str(tmp_path / "q.jpg"), str(tmp_path / "f.jpg")
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (400, 200)).save(query, exif=turned)  # upright it is 200 × 400
     Image.new("RGB", (100, 50)).save(found)
     points = [[199.5, 399.5, 49.5, 24.5], [49.5, 99.5, -30, 90]]
-    result = model_of("m", ONE, ONE_PAIR, [query], [found], matches=lambda query, image: points)
-    (entry,) = result.queries[0].lists["Labels"].entries
-    assert entry.inliers == 2
-    assert entry.matches == ((1.0, 1.0, 0.5, 0.5), (0.25, 0.25, 0.0, 1.0))
+    parts = [1000, 1000, 500, 500, 250, 250, 0, 1000]
+    assert one_pair(tmp_path, points, query, found) == [[2, parts]]
+    gone = str(tmp_path / "none.jpg")
+    assert one_pair(tmp_path, np.ones((7, 4)), query, gone) == [[7, []]]
+    for points in (np.ones((3, 2)), np.ones(4), [[1.0, 2.0, np.nan, 3.0]]):
+        with pytest.raises(InputError, match=r"\[m, 4\]"):
+            one_pair(tmp_path, points, query, found)
 
 
-def test_points_of_a_photo_that_cannot_be_read_are_only_counted(tmp_path: Path) -> None:
-    (query,) = save_photos(tmp_path, ["q"])
-    gone = [str(tmp_path / "none.jpg")]
-    seven = np.ones((7, 4))
-    result = model_of("m", ONE, ONE_PAIR, [query], gone, matches=lambda *pair: seven)
-    (entry,) = result.queries[0].lists["Labels"].entries
-    assert (entry.inliers, entry.matches) == (7, None)
-    data = read_data(write_report(tmp_path / "report.html", "t", [result]))
-    assert data["matches"] == [[7, []]]
-
-
-@pytest.mark.parametrize("points", [np.ones((3, 2)), np.ones(4), [[1.0, 2.0, np.nan, 3.0]]])
-def test_points_of_another_shape_are_refused(points: np.ndarray, tmp_path: Path) -> None:
-    (path,) = save_photos(tmp_path, ["q"])
-    with pytest.raises(InputError, match=r"\[m, 4\]"):
-        model_of("m", ONE, ONE_PAIR, [path], [path], matches=lambda *pair: points)
-
-
-def test_a_page_holds_points_once_and_larger_photos_for_them(tmp_path: Path) -> None:
-    scores, truth = example()
-    paths = save_photos(tmp_path, [*truth.queries, *truth.names])
-    for path in paths:
-        Image.open(path).resize((300, 600)).save(path)
-    asked, among = paths[:6], paths[6:]
-
-    def points_of(query: int, image: int) -> np.ndarray | None:
-        points = shared_points(query, image)
-        return None if points is None else points * 15
-
-    plain = model_of("plain", scores, truth, asked, among, k=5)
-    result = model_of("points", scores, truth, asked, among, k=5, matches=points_of)
-    data = read_data(write_report(tmp_path / "report.html", "t", [plain, result]))
-    drawn, large = set(), set()
-    for number, query in enumerate(result.queries):
-        written = data["queries"][number]["lists"]
-        for place, ranked in enumerate(query.lists.values()):
-            assert all(len(row) == 4 for row in written[0][place]["entries"])
-            for row, entry in zip(written[1][place]["entries"], ranked.entries, strict=True):
-                if entry.inliers is None:
-                    assert len(row) == 4
-                    continue
-                inliers, points = data["matches"][row[4]]
-                assert inliers == entry.inliers
-                assert np.reshape(points, (-1, 4)) / 1000 == pytest.approx(
-                    np.reshape(entry.matches, (-1, 4)), abs=0.00051
-                )
-                drawn.add(row[4])
-                if entry.matches:
-                    large.add(row[0])
-    assert drawn == set(range(len(data["matches"])))
-    assert len({json.dumps(one) for one in data["matches"]}) == len(data["matches"])
-    large |= {query["photo"] for query in data["queries"]}
-    assert 0 < len(large) < len(data["photos"])
-    for place, uri in enumerate(data["photos"]):
-        picture = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
-        assert picture.height == (320 if place in large else 160)
-
-
-def test_a_page_without_points_holds_nothing_of_them(
-    models: list[ModelResult], tmp_path: Path
-) -> None:
-    text = write_report(tmp_path / "report.html", "t", models).read_text("utf-8")
-    assert "matches" not in read_data(tmp_path / "report.html")
-    for part in ("function pointsUnder", "openViewer", "dialog.matches", 'class="points"'):
-        assert part not in text
-
-
-def test_many_photos_stay_small(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    queries, names, k = 70, 2600, 40
-    noise = Image.fromarray(random.integers(0, 256, (40, 60, 3), np.uint8)).resize((240, 160))
-    paths = [str(tmp_path / f"{i}.jpg") for i in range(names)]
-    noise.save(paths[0], quality=90)
-    for path in paths[1:]:
-        Path(path).hardlink_to(paths[0])
-    judged = JudgedQueries.labelled(range(queries), range(names))
-    scores = random.random((queries, names))
-    result = model_of("m", scores, judged, paths[:queries], paths, k=k)
-    path = write_report(tmp_path / "report.html", "t", [result])
-    assert len(read_data(path)["photos"]) > 1500
-    assert path.stat().st_size < 10_000_000
-
-
-def test_a_photo_that_cannot_be_read_is_left_out(models: list[ModelResult], tmp_path: Path) -> None:
-    broken = models[0].queries[0].path
-    Path(broken).write_bytes(b"no photo")
-    data = read_data(write_report(tmp_path / "report.html", "t", models))
+def test_a_photo_that_cannot_be_read_is_left_out(toy: tuple, tmp_path: Path) -> None:
+    Path(toy[1].queries.paths[0]).write_bytes(b"no photo")
+    data, _ = report(tmp_path, searches_of(*toy), toy[1])
     assert data["photos"][data["queries"][0]["photo"]] is None
     assert data["queries"][0]["box"] is None
     assert data["photos"].count(None) == 1
 
 
-def test_the_table_shows_every_row_and_marks_the_best(
-    models: list[ModelResult], tmp_path: Path
-) -> None:
-    row = TableRow("whitened", {"Medium": {"mAP": 0.999}, "Hard": {"mAP": math.nan}})
-    path = write_report(
-        tmp_path / "report.html",
-        "Title & more",
-        models,
-        benchmark="toy",
-        command="listwise evaluate <model>",
-        date=datetime(2030, 1, 2, 3, 4),
-        table=[row],
-        notes=["A note."],
-    )
-    text = path.read_text("utf-8")
-    for said in ("<title>Title &amp; more</title>", "listwise evaluate &lt;model&gt;"):
+def test_the_table_shows_every_row_and_marks_the_best(toy: tuple, tmp_path: Path) -> None:
+    searches = searches_of(*toy)
+    table = {
+        each.name: {protocol: found.figures for protocol, found in each.results.items()}
+        for each in searches
+    }
+    table["whitened"] = {"Medium": {"mAP": 0.999}, "Hard": {"mAP": math.nan}}
+    command = "listwise evaluate <model>"
+    _, text = report(tmp_path, searches, toy[1], table=table, command=command, notes=["A note."])
+    for said in ("<title>A &lt;title&gt;</title>", "listwise evaluate &lt;model&gt;", ">toy<"):
         assert said in text
-    assert "2030-01-02 03:04" in text
     assert '<p class="note">A note.</p>' in text
-    lines = re.findall(r"<tr.*?</tr>", text)
+    lines = re.findall(r"<tr.*?</tr>", text, re.S)
     cells = [
         [unescape(re.sub("<.*?>", "", c)) for c in re.findall(r"<t[dh].*?</t[dh]>", line)]
         for line in lines
@@ -563,12 +325,8 @@ def test_the_table_shows_every_row_and_marks_the_best(
     assert cells[0] == ["", "Easy", "Medium", "Hard"]
     assert cells[1] == metrics * 3
     figures = [
-        [
-            f"{100 * model.figures[protocol][metric]:.1f}"
-            for protocol in ("Easy", "Medium", "Hard")
-            for metric in metrics
-        ]
-        for model in models
+        [f"{100 * value:.1f}" for found in table[name].values() for value in found.values()]
+        for name in ("first", "second")
     ]
     assert cells[2] == ["first", *figures[0]]
     assert cells[3] == ["second", *figures[1]]
@@ -579,35 +337,24 @@ def test_the_table_shows_every_row_and_marks_the_best(
     best = re.findall(r'class="[^"]*best[^"]*">([^<]*)<', lines[5])
     assert best == ["99.9"]
     assert text.count("<polyline") == 6
-
-
-def test_nothing_is_fetched_from_elsewhere(models: list[ModelResult], tmp_path: Path) -> None:
-    text = write_report(tmp_path / "report.html", "t", models).read_text("utf-8")
-    assert re.findall(r"https?://[^\"' ]*", text) == ["http://www.w3.org/2000/svg"]  # a name only
-    assert not re.search(r"<link|@import|url\(|<iframe|\bfetch\(|XMLHttpRequest", text)
+    assert f"<b>Easy</b> mAP {figures[0][0]} → {figures[1][0]}<" in text
 
 
 def test_file_names_that_are_no_text_are_written(tmp_path: Path) -> None:
-    (path,) = save_photos(tmp_path, ["a"])
     judged = JudgedQueries.labelled([0], [0], queries=["\udcff"], names=["b"])
-    result = model_of("m", ONE, judged, [path], [path])
-    data = read_data(write_report(tmp_path / "report.html", "\udcff", [result]))
+    search = ModelSearch.of_scores("\udcff", np.ones((1, 1)), judged)
+    data, _ = report(tmp_path, [search], benchmark_of(judged, ["a"], ["b"]))
     assert data["queries"][0]["name"] == "?"
 
 
-def test_models_that_cannot_be_compared_are_refused(
-    models: list[ModelResult], tmp_path: Path
-) -> None:
-    scores, truth = example(queries=5)
-    other = model_of("other", scores, truth, truth.queries, truth.names)
-    path = tmp_path / "report.html"
-    with pytest.raises(InputError, match="different queries"):
-        write_report(path, "t", [models[0], other])
-    fewer = replace(truth, protocols={"Easy": truth.protocols["Easy"]})
-    with pytest.raises(InputError, match="different protocols"):
-        write_report(path, "t", [other, model_of("x", scores, fewer, truth.queries, truth.names)])
+def test_what_cannot_be_shown_is_refused(toy: tuple, tmp_path: Path) -> None:
+    judged = JudgedQueries.labelled([0, 0])
+    with pytest.raises(InputError, match=r"\(2, 2\)"):
+        ModelSearch.of_scores("m", np.zeros((2, 3)), judged)
+    with pytest.raises(InputError, match="NaN"):
+        ModelSearch.of_scores("m", np.full((2, 2), np.nan), judged)
     with pytest.raises(InputError, match="one or two models"):
-        write_report(path, "t", [])
+        report(tmp_path, [], toy[1])
     with pytest.raises(InputError, match="create it first"):
-        write_report(tmp_path / "none" / "report.html", "t", models)
-    assert not path.exists()
+        report(tmp_path / "none", searches_of(*toy), toy[1])
+    assert not (tmp_path / "report.html").exists()

@@ -8,17 +8,16 @@ import torch
 from tiny_net import TINY_NET
 
 import listwise
-from listwise.data import read_images, read_labelled
+from listwise.data import load_image, read_images, read_labelled
 from listwise.descriptors import Model, Whitening, extract, load_model
-from listwise.descriptors.tuned import SETTINGS_FILE, Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled, mean_average_precision
 from listwise.models import RetrievalNet
-from listwise.models.calibration import fit_calibration
-from listwise.models.pooling import GeM, SeveralGeM
+from listwise.models.storage import ModelSettings
 from listwise.results import tune
 from listwise.results.scaling import describe_at_scales
-from listwise.search import database_augmentation, open_index
+from listwise.search import alpha_query_expansion, database_augmentation, open_index
+from listwise.settings import Expansion
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +45,12 @@ def validation(table):
 def tuned_model(net, photos, **changes):
     """A model with every setting that tuning may choose."""
     rows = Model(net).describe(read_images(photos), scales=(1, 1.5), workers=0).descriptors
-    settings = TunedSettings(
-        network=net.fingerprint(),
+    settings = ModelSettings(
         max_side=60,
         scales=(1.0, 1.5),
         expansion=Expansion(k=3, alpha=1.0),
     )
     return Model(net, Whitening.learn([rows], 12), tuned=settings.model_copy(update=changes))
-
-
-def test_gem_with_several_powers_is_each_of_them():
-    features = torch.rand(2, 5, 4, 3, generator=torch.Generator().manual_seed(0)) - 0.2
-    found = SeveralGeM([2.0, 3.0, 4.5])(features)
-    for number, power in enumerate((2.0, 3.0, 4.5)):
-        torch.testing.assert_close(found[:, number], GeM(power)(features), rtol=0, atol=0)
 
 
 def test_one_pass_gives_the_descriptors_of_every_setting(net, photos, monkeypatch):
@@ -91,45 +82,35 @@ def test_what_is_kept_is_clearly_better_and_measured_as_the_model_is_used(net, t
     assert found.validation_map >= found.start_map
     gains = sum(step.gain.value for step in found.steps if step.taken)
     assert found.validation_map == pytest.approx(found.start_map + gains, abs=1e-6)
-    # The model of the folder, in the usual way of use, has the mAP that was promised.
     loaded = load_model(tmp_path / "model", "cpu")
-    rows = loaded.encode([file.path for file in images.files()], progress=False)
-    queries = rows
-    if loaded.tuned is not None and loaded.tuned.expansion is not None:
-        how = loaded.tuned.expansion
-        queries = database_augmentation(rows, how.k, how.alpha)
-        measured = replace_queries(queries, rows, images.labels)
-    else:
-        measured = mean_average_precision(rows, images.labels)
-    assert measured == pytest.approx(found.validation_map, abs=1e-5)
+    assert found.validation_map == pytest.approx(map_in_use(loaded, images), abs=1e-5)
     assert found.changed == (loaded.tuned is not None)
     assert (loaded.calibration is not None) == found.changed
     for step in found.steps:
         assert step.best in found.table()
 
 
-def replace_queries(queries, rows, labels):
-    """mAP of expanded queries, each searched among the rows of the other photos."""
+def map_in_use(model, images):
+    """mAP of a model in the usual way of use: each photo is searched among the others."""
+    rows, labels = (
+        model.encode([file.path for file in images.files()], progress=False),
+        images.labels,
+    )
+    expansion = None if model.tuned is None else model.tuned.expansion
+    if expansion is None:
+        return mean_average_precision(rows, labels)
     found = []
-    for number, query in enumerate(queries):
+    for number, query in enumerate(database_augmentation(rows, expansion.k, expansion.alpha)):
         others = np.arange(len(rows)) != number
-        one = evaluate_labelled(
-            query[None], labels[number : number + 1], rows[others], labels[others]
-        )
-        found.append(one.mAP)
+        own = labels[number : number + 1]
+        found.append(evaluate_labelled(query[None], own, rows[others], labels[others]).mAP)
     return float(np.mean(found))
 
 
-def test_a_model_that_nothing_improves_stays_as_it_is(net, photos, tmp_path):
-    """Photos of a class are copies of one another, so every list is perfect from the start."""
-    for kind in range(8):
-        (tmp_path / "copies" / f"class{kind}").mkdir(parents=True)
-        content = (photos / f"class{kind}" / "0.jpg").read_bytes()
-        for i in range(3):
-            (tmp_path / "copies" / f"class{kind}" / f"{i}.jpg").write_bytes(content)
+def test_a_model_that_nothing_improves_stays_as_it_is(net, copies, tmp_path):
     net.save(tmp_path / "model")
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    found = tune(tmp_path / "model", tmp_path / "copies", device="cpu", workers=0)
+    found = tune(tmp_path / "model", copies, device="cpu", workers=0)
     assert (found.start_map, found.validation_map, found.changed) == (1.0, 1.0, False)
     assert all(not step.taken and step.gain.value <= 0 for step in found.steps)
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
@@ -171,46 +152,14 @@ def test_a_gem_power_and_a_whitening_become_part_of_the_model(photos, tmp_path):
     assert "the model is not calibrated" in notes[-1]
 
 
-def expanded_map(model, images):
-    """mAP of a model with the query expansion it is tuned to."""
-    rows = model.describe(images, workers=0).descriptors
-    how = model.tuned.expansion
-    return replace_queries(database_augmentation(rows, how.k, how.alpha), rows, images.labels)
-
-
 def test_a_tuned_model_is_compared_with_its_own_expansion(net, table, photos):
     model = tuned_model(net, photos, max_side=None, scales=(1.0,))
     found = tune(model, table, max_cost=1, workers=0)
-    assert found.start_map == pytest.approx(expanded_map(model, validation(table)), abs=1e-5)
+    assert found.start_map == pytest.approx(map_in_use(model, validation(table)), abs=1e-5)
     assert found.validation_map >= found.start_map
     assert found.steps[-1].before == "k 3, α 1"
-    gains = sum(step.gain.value for step in found.steps if step.taken)
-    assert found.validation_map == pytest.approx(found.start_map + gains, abs=1e-6)
-    if found.model.tuned.expansion is not None:
-        end = expanded_map(found.model, validation(table))
-        assert found.validation_map == pytest.approx(end, abs=1e-5)
-
-
-def test_a_harmful_expansion_is_turned_off_and_a_lost_calibration_is_noted(
-    table, photos, monkeypatch
-):
-    monkeypatch.setattr("listwise.results.tuning.EXPANSIONS", ())
-
-    def one_label(rows, labels, *rest):
-        return fit_calibration(rows, np.zeros_like(labels), *rest)
-
-    monkeypatch.setattr("listwise.results.tuning.fit_calibration", one_label)
-    harmful = Expansion(k=20, alpha=0.0)
-    torch.manual_seed(0)
-    net = RetrievalNet("test_resnet", weights="random").eval()
-    model = tuned_model(net, photos, max_side=None, scales=(1.0,), expansion=harmful)
-    notes = []
-    found = tune(model, table, max_cost=1, workers=0, on_note=notes.append)
-    last = found.steps[-1]
-    assert (last.before, last.best, last.taken) == ("k 20, α 0", "off", True)
-    assert found.model.tuned.expansion is None
-    assert found.model.calibration is None
-    assert "the model is not calibrated: calibration needs pairs" in notes[-1]
+    end = map_in_use(found.model, validation(table))
+    assert found.validation_map == pytest.approx(end, abs=1e-5)
 
 
 def test_scales_with_more_pixels_than_the_maximum_are_not_tried(net, photos):
@@ -221,34 +170,6 @@ def test_scales_with_more_pixels_than_the_maximum_are_not_tried(net, photos):
     assert found.model.folder is None
     with pytest.raises(InputError, match="at least 4 classes"):
         tune(model, read_labelled(photos).subset(range(12)), workers=0)
-
-
-def test_a_tuned_model_is_the_same_after_saving(net, photos, tmp_path):
-    model = tuned_model(net, photos)
-    model.save(tmp_path / "model")
-    loaded = load_model(tmp_path / "model", "cpu")
-    assert loaded.tuned == model.tuned
-    assert loaded.settings() == model.settings(60, (1.0, 1.5), 3.0)
-    expected = model.describe(read_images(photos), max_side=60, scales=(1.0, 1.5), workers=0)
-    found = loaded.describe(read_images(photos), workers=0)
-    np.testing.assert_allclose(found.descriptors, expected.descriptors, rtol=0, atol=1e-6)
-    # What a user gives comes first; 0 stands for the original size.
-    plain = loaded.settings(0, (1.0,), 2.0)
-    assert (plain.max_side, plain.scales, plain.power) == (None, (1.0,), 2.0)
-    assert plain.arguments()["max_side"] == 0
-    Model(net).save(tmp_path / "model")
-    assert not (tmp_path / "model" / SETTINGS_FILE).exists()
-
-
-def test_settings_of_other_weights_do_not_apply(net, photos, tmp_path):
-    tuned_model(net, photos).save(tmp_path / "model")
-    torch.manual_seed(5)
-    (tmp_path / "model" / "whitening.safetensors").unlink()
-    RetrievalNet(TINY_NET, weights="random").save(tmp_path / "model")
-    assert load_model(tmp_path / "model", "cpu").tuned is None
-    (tmp_path / "model" / SETTINGS_FILE).write_text('{"network": 3}')
-    with pytest.raises(InputError, match=r"settings\.json is damaged"):
-        load_model(tmp_path / "model", "cpu")
 
 
 def test_an_index_describes_queries_as_its_entries_whatever_the_model_is_tuned_to(
@@ -264,52 +185,46 @@ def test_an_index_describes_queries_as_its_entries_whatever_the_model_is_tuned_t
     photo = photos / "class3" / "1.jpg"
     again = model.tuned.model_copy(update={"scales": (0.5,), "max_side": None, "expansion": None})
     for settings in (model.tuned, again):
-        settings.save(tmp_path / "model")
+        replace(model, tuned=settings).save(tmp_path / "model")
         with open_index(tmp_path / "index", device="cpu") as index:
             first = index.search(photo, k=1, expand=False)[0]
             assert first.id == "class3/1.jpg"
             assert first.score == pytest.approx(1, abs=1e-5)
             rows = index.store.vectors(np.array([entry.key for entry in index]))
-            query = index.describe([listwise_photo(photo)])
-            best = np.argsort(-(rows @ query[0]))[:3]
-            weights = rows[best] @ query[0]
-            expanded = query[0] + weights @ rows[best]
-            expected = np.sort(rows @ (expanded / np.linalg.norm(expanded)))[::-1][:5]
+            query = index.describe([load_image(photo)])
+            expanded = alpha_query_expansion(query, rows, 1.0, 3)[0]
+            expected = np.sort(rows @ expanded)[::-1][:5]
             for found in (index.search(photo, k=5), index.search(photo, k=5, expand=True)):
                 assert [hit.score for hit in found] == pytest.approx(expected, abs=1e-5)
 
 
-def listwise_photo(path):
-    from listwise.data.images import load_image
-
-    return load_image(path)
-
-
-def test_a_file_of_a_tuned_model_repeats_its_settings(net, photos, tmp_path):
-    model = tuned_model(net, photos)
-    file = extract(model, read_images(photos), tmp_path / "tuned.parquet", workers=0)
+def test_the_settings_of_a_model_apply_where_none_are_given(net, table, photos, tmp_path):
+    model, images = tuned_model(net, photos), validation(table)
+    model.save(tmp_path / "model")
+    loaded = load_model(tmp_path / "model", "cpu")
+    assert loaded.tuned == model.tuned
+    expected = model.describe(images, max_side=60, scales=(1.0, 1.5), workers=0).descriptors
+    file = extract(loaded, images, tmp_path / "tuned.parquet", workers=0)
     assert (file.settings.scales, file.settings.max_side) == ((1.0, 1.5), 60)
-    plain = extract(
-        model, read_images(photos), tmp_path / "plain.parquet", max_side=0, scales=(1,), workers=0
-    )
-    found = model.describe(read_images(photos), **plain.settings.arguments(), workers=0)
-    np.testing.assert_allclose(found.descriptors, plain.read(), rtol=0, atol=1e-6)
-    assert np.abs(file.read() - plain.read()).max() > 0.01
+    np.testing.assert_allclose(file.read(), expected, rtol=0, atol=1e-6)
+    found = listwise.evaluate(loaded, images, on_progress=lambda count: None)
+    accuracy = mean_average_precision(expected, images.labels)
+    assert found.figures["Labels"]["mAP"] == pytest.approx(accuracy, abs=1e-6)
+    # What a user gives comes first; 0 stands for the original size.
+    plain = extract(loaded, images, tmp_path / "a.parquet", max_side=0, scales=(1,), workers=0)
+    assert plain.settings == loaded.settings(0, (1.0,))
+    assert (plain.settings.max_side, plain.settings.scales) == (None, (1.0,))
+    again = loaded.describe(images, **plain.settings.arguments(), workers=0).descriptors
+    np.testing.assert_allclose(again, plain.read(), rtol=0, atol=1e-6)
+    assert np.abs(expected - plain.read()).max() > 0.01
 
 
-def test_evaluation_uses_the_settings_of_the_model(net, table, photos):
-    model = tuned_model(net, photos)
-    images = validation(table)
-    found = listwise.evaluate(model, images, on_progress=lambda count: None)
-    rows = model.describe(images, max_side=60, scales=(1.0, 1.5), workers=0).descriptors
-    expected = mean_average_precision(rows, images.labels)
-    assert found.figures["Labels"]["mAP"] == pytest.approx(expected, abs=1e-6)
-    other = listwise.evaluate(replace(model, tuned=None), images, on_progress=lambda count: None)
-    assert other.figures["Labels"]["mAP"] != pytest.approx(expected, abs=1e-4)
-
-
-def test_a_backbone_by_its_name_has_no_folder_for_settings(photos, monkeypatch):
-    net = RetrievalNet(TINY_NET, weights="random").eval()
-    monkeypatch.setattr("listwise.results.tuning.load_model", lambda *_: Model(net, name="some"))
-    with pytest.raises(InputError, match="tuned settings are kept in a model folder"):
-        tune("some", photos)
+def test_a_harmful_expansion_is_turned_off(table, photos, monkeypatch):
+    monkeypatch.setattr("listwise.results.tuning.EXPANSIONS", ())
+    torch.manual_seed(0)
+    net = RetrievalNet("test_resnet", weights="random").eval()
+    harmful = {"scales": (1.0,), "expansion": Expansion(k=20, alpha=0.0)}
+    found = tune(tuned_model(net, photos, max_side=None, **harmful), table, max_cost=1, workers=0)
+    last = found.steps[-1]
+    assert (last.before, last.best, last.taken) == ("k 20, α 0", "off", True)
+    assert found.model.tuned.expansion is None

@@ -10,8 +10,8 @@ from listwise.search import Index, duplicates
 from listwise.search.duplicates import find_duplicates
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.opening import create_store, header_of
-from listwise.search.sheet import draw_duplicates
 from listwise.search.store import IndexHeader
+from listwise.search.views import draw_duplicates
 
 DIM = 16
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=DIM)
@@ -53,6 +53,12 @@ def test_groups_are_found_across_blocks(store, monkeypatch):
     assert not any(group.exact for group in groups)
     assert all(0.95 <= group.score < 1 for group in groups)
     assert find_duplicates(store, 0.99999) == []
+
+    def stop(count):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        find_duplicates(store, on_progress=stop)
     with pytest.raises(InputError, match="`threshold` must be from -1 to 1"):
         find_duplicates(store, 1.5)
 
@@ -89,24 +95,3 @@ def test_near_duplicates_are_verified_by_geometry(model, tmp_path):
         assert draw_duplicates([group]).height > 96
         index.remove(group.entries[1:])
         assert index.duplicates(threshold=-1, verify=True) == []
-
-
-def test_work_is_done_in_small_parts_and_can_be_stopped(store, monkeypatch):
-    rows = np.repeat(np.random.default_rng(4).normal(size=(100, DIM)), 2, axis=0)
-    fill(store, rows)
-    search, get, searched, read = store.search, store.get, [], []
-    monkeypatch.setattr(store, "search", lambda q, k: searched.append(len(q)) or search(q, k))
-    monkeypatch.setattr(store, "get", lambda keys: read.append(len(keys)) or get(keys))
-    assert len(find_duplicates(store, 0.9999)) == 100
-    assert sum(searched) == 200
-    assert max(searched) <= 64
-    assert len(read) < 10  # not one call per group
-
-    def stop(count):
-        if len(searched) == 2:
-            raise InterruptedError
-
-    searched.clear()
-    with pytest.raises(InterruptedError):
-        find_duplicates(store, 0.9999, on_progress=stop)
-    assert len(searched) == 2

@@ -8,11 +8,9 @@ from PIL import Image
 
 from listwise.errors import InputError
 from listwise.search import DamagedIndexError
-from listwise.search.checking import check_store
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.folder.mark_file import FILE
 from listwise.search.index import Index
-from listwise.search.mark_log import mark_line
+from listwise.search.marks import write_line
 from listwise.search.milvus.store import MilvusStore
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader
@@ -62,7 +60,7 @@ def test_marks_and_labels_in_every_store(store, tmp_path):
         ["e1", "e5"],
         ["e5", "e1"],
     )
-    assert index.check().damaged == 0
+    assert index.check().damaged == []
     _moved_hits(index)
 
 
@@ -112,17 +110,17 @@ def test_a_damaged_line_is_found_and_removed(store):
     log = store.mark_log
     if isinstance(store, MilvusStore):
         row = {"key": int(new.id, 16) >> 1, "order": new.time, "unused": [0.0, 1.0]}
-        log._call("upsert", data=[row | {"line": mark_line(new).replace("eve", "bob")}])
+        log._connection.call(
+            "upsert",
+            data=[row | {"line": write_line(new).replace("eve", "bob")}],
+        )
     else:
-        file = os.path.join(store.uri, FILE)
-        with open(file, "rb") as opened:
-            content = opened.read()
-        with open(file, "wb") as opened:
-            opened.write(content.replace(b"eve", b"bob"))
+        with log._database.writing() as connection:
+            connection.execute("UPDATE marks SET line = replace(line, 'eve', 'bob')")
     with pytest.raises(DamagedIndexError, match="changed after it was written; run listwise index"):
         index.marks()
-    assert len(check_store(store, lambda: None).marks) == 1
-    repaired = check_store(store, lambda: None, repair=True)
+    assert len(index.check().damaged) == 1
+    repaired = index.check(repair=True)
     assert repaired.ok
-    assert repaired.repaired == repaired.marks
+    assert repaired.repaired == repaired.damaged
     assert facts(index) == before

@@ -1,22 +1,18 @@
-"""Marks of an index: written, read, undone, exported; the same in every store."""
+"""Marks of an index: written, read, undone, exported; its classes, and pairs to mark next."""
 
-import json
+import itertools
 import os
-import threading
 from pathlib import Path
 
-import programs
 import pytest
-from mark_writers import line
 from PIL import Image
 
+from listwise.calibration import Calibration
 from listwise.data import read_labelled
 from listwise.errors import InputError
 from listwise.search import open_index
-from listwise.search.checksums import DamagedIndexError
 from listwise.search.entries import NoEntryError
-from listwise.search.folder.mark_file import FILE, MarkFile
-from listwise.search.mark_log import parse_line
+from listwise.search.stored_marks import find_suggestions
 
 
 @pytest.fixture
@@ -48,11 +44,6 @@ def test_marks_are_read_as_they_were_written(index, ids, folder, model):
     assert made[0].query.path == index.entry(a).path
     assert marks.of(a) == ([b, c], [d])
     assert marks.of(d) == ([], [a])
-
-
-def test_an_index_without_marks(index, tmp_path):
-    assert len(index.marks()) == 0
-    assert index.marks().write(tmp_path / "labels.csv").photos == 0
 
 
 def test_an_undone_mark_does_not_count_and_stays_in_the_history(index, ids):
@@ -112,7 +103,7 @@ def test_a_photo_that_is_an_entry_is_found_by_its_content(index, ids, other_phot
         ({}, "nothing to mark: give `same` or `different`"),
         ({"same": ["x"], "different": ["x"]}, "is in `same` and in `different`"),
         ({"different": ["q"]}, "is the query itself: it cannot be `different`"),
-        ({"same": "nothing"}, "has no photo nothing: give an id or a key"),
+        ({"same": "nothing"}, "has no entry nothing: give an id or a key"),
         ({"same": "x", "by": "a\nb"}, "`by` must be one line"),
         ({"same": "x", "ranks": {"x": 0}}, "`ranks` must be 1 or more"),
     ],
@@ -206,87 +197,47 @@ def test_the_table_of_labels_is_read_by_training(index, ids, other_photo, tmp_pa
     assert "louvre" not in read_labelled(file).class_names
 
 
-def test_a_torn_line_is_cut_off(index, ids, folder):
-    index.mark(ids[0], same=ids[1:3])
-    file = folder / FILE
-    whole = file.read_bytes()
-    first = whole.index(b"\n") + 1
-    for cut in range(first, len(whole)):
-        file.write_bytes(whole[:cut])
-        assert len(MarkFile(folder).read()) == 1, cut
-    file.write_bytes(whole[:-1])
-    (mark,) = index.mark(ids[4], same=ids[5])
-    assert facts(index.marks()) == [(ids[0], ids[1], True, ""), (ids[4], ids[5], True, "")]
-    assert index.check().ok
-    assert index.marks().active[-1] == mark
+def test_photos_with_labels_and_marks_make_the_classes_of_an_index(index):
+    one, two, three, four, five = (entry.id for entry in itertools.islice(index.entries(), 5))
+    assert (index.marks().labels, index.classes()) == ({}, [])
+    index.label([one, two], "chair")
+    index.mark(two, same=[three], different=[four])
+    index.mark(four, same=[five])
+    chair, other = index.classes()
+    assert (chair.name, chair.photos, chair.labelled, chair.marks) == ("chair", 3, 2, 2)
+    assert (other.name, other.photos, other.labelled, other.marks) == (min(four, five), 2, 0, 2)
+    assert index.marks().labels == {one: "chair", two: "chair"}
+    assert chair.open >= 0
 
 
-def test_a_damaged_line_is_reported_and_repaired(index, ids, folder):
-    made = index.mark(ids[0], same=ids[1:4])
-    file = folder / FILE
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([lines[0], lines[1].replace(b"true", b"fals", 1), lines[2]]))
-    with pytest.raises(DamagedIndexError, match=r"marks.jsonl line 2 .* --repair"):
-        index.marks()
-    index.mark(ids[5], same=ids[6])  # new marks can be written
-    found = index.check()
-    assert found.marks == ["marks.jsonl line 2"]
-    assert not found.ok
-    assert index.check(repair=True).ok
-    assert [mark.entry for mark in index.marks()] == [made[0].entry, made[2].entry, ids[6]]
-    assert index.check().ok
+def test_suggestions_are_unknown_pairs_spread_over_classes(index):
+    names = [entry.id for entry in index.entries()]
+    classes = {"red": names[:6], "blue": names[6:12]}
+    for name, members in classes.items():
+        index.label(members, name)
+    index.mark(names[12], same=[names[13]], different=[names[0]])
+    found = index.suggest(12)
+    assert len(found) == 12
+    pairs = {frozenset((each.one.id, each.other.id)) for each in found}
+    assert len(pairs) == 12
+    assert frozenset(names[12:14]) not in pairs
+    assert frozenset((names[12], names[0])) not in pairs
+    labelled = {name for members in classes.values() for name in members}
+    assert all(not pair <= labelled for pair in pairs)
+    # The first suggestions are of different classes, of which there are three.
+    assert {each.name for each in found[:3]} == {"red", "blue", min(names[12:14])}
+    assert all(-1 <= each.score <= 1.001 for each in found)
 
 
-def test_a_repair_removes_damaged_lines_only(tmp_path):
-    log = MarkFile(tmp_path)
-    log.append([line("1"), "damaged", line("2")])
-    log.drop(["marks.jsonl line 1", "marks.jsonl line 2"])  # another repair was faster
-    assert [parse_line(each.text).id for each in log.read()] == ["1", "2"]
-
-
-def test_threads_write_without_losing_marks(index, ids):
-    def write(number):
-        for other in ids[8:16]:
-            index.mark(ids[number], same=other, by=str(number))
-
-    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    marks = index.marks()
-    assert len(marks) == len({json.dumps(fact) for fact in facts(marks)}) == 32
-
-
-def test_processes_that_write_are_killed_and_lose_nothing(tmp_path):
-    process = programs.script(Path(__file__).with_name("mark_writers.py"), tmp_path)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    found = [parse_line(each.text) for each in MarkFile(tmp_path).read()]
-    assert None not in found
-    names = {mark.id for mark in found}
-    assert len(names) == len(found)
-    stored = out.split()
-    assert len(stored) >= 60
-    assert {f"{each}-{part}" for each in stored for part in range(3)} <= names
-    assert {f"after-{number}" for number in range(6)} <= names
-
-
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
-    log = MarkFile(tmp_path)
-    log.append([line("1")])
-    before = (tmp_path / FILE).read_bytes()
-    write = os.write
-
-    def half(file, content):
-        if len(content) < 20:
-            raise OSError(28, "No space left on device")
-        return write(file, content[: len(content) // 2])
-
-    monkeypatch.setattr(os, "write", half)
-    with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
-        log.append([line("2"), line("3")])
-    monkeypatch.setattr(os, "write", write)
-    assert (tmp_path / FILE).read_bytes() == before
-    log.append([line("4")])
-    assert [parse_line(each.text).id for each in log.read()] == ["1", "4"]
+def test_suggestions_of_a_calibrated_model_are_nearest_to_one_half(index):
+    first = next(iter(index.entries())).id
+    index.label([first], "red")
+    # One half is at the score 0.7.
+    known = Calibration(slope=10, intercept=-7, source="", photos=0, pairs=0, positives=0)
+    found = find_suggestions(index.store, index.marks(), known, 5)
+    scores = [hit.score for hit in index.search(like=first, k=20)]
+    nearest = sorted(abs(known.probability(score) - 0.5) for score in scores)[:5]
+    assert [abs(each.probability - 0.5) for each in found] == pytest.approx(nearest, abs=1e-5)
+    assert {each.one.id for each in found} == {first}
+    with pytest.raises(InputError, match="`count` must be 1 or more"):
+        index.suggest(0)

@@ -25,7 +25,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 def run_command(arguments: list[str], log: Path, calls: Path, seconds: float) -> None:
     """The command line, which notes how many requests it has sent, and waits less for answers."""
     from listwise.cli.main import main
-    from listwise.descriptors.extract import PART
+    from listwise.search.filling import COMMITTED
     from listwise.search.milvus.connection import Connection
 
     gc.freeze()  # as in programs.py
@@ -38,7 +38,7 @@ def run_command(arguments: list[str], log: Path, calls: Path, seconds: float) ->
         return original(self, method, **{"timeout": seconds, **options})
 
     Connection.call = call
-    PART["cpu"] = 3
+    COMMITTED["cpu"] = 3
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from listwise.errors import InputError
 from listwise.losses import quantized_ap
 from listwise.search.entries import Entry, NewEntries, NoEntryError
-from listwise.search.hits import ThresholdError
+from listwise.search.hits import QueryError
 from listwise.search.index import Index
 from listwise.search.moved_query import BINS, KEEP, move_query, objective, start
 from listwise.search.opening import create_store
@@ -162,10 +162,10 @@ def test_combinations_that_make_no_sense(small):
     index, _, query = small
     with pytest.raises(InputError, match="e1 is in `same` and in `different`"):
         index.search(query, same="e1", different=["e1", "e2"])
-    with pytest.raises(NoEntryError, match="has no photo nothing"):
+    with pytest.raises(NoEntryError, match="has no entry nothing"):
         index.search(query, same="nothing")
-    with pytest.raises(ThresholdError, match="`min_probability` does not work with `same`"):
-        index.expands(None, None, 0.5, True)
+    with pytest.raises(QueryError, match="`min_probability` does not work with marked"):
+        index.search(query, same="e1", min_probability=0.5)
     with pytest.raises(InputError, match="`marks` needs one photo or one entry"):
         index.search(query, like="e1", marks=True)
 

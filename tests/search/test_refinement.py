@@ -1,15 +1,27 @@
-"""Re-ranking by global descriptors against plain loops in float64."""
+"""Expansion, exact search and refinement against plain loops in float64."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import DTypeLike
 
+from listwise import blocks
 from listwise.errors import InputError
-from listwise.search import diffusion_scores, refined_search, refinement, superglobal_scores
-from listwise.search.exact import ExactIndex, exact_search
+from listwise.search import (
+    ExactIndex,
+    VectorIndex,
+    alpha_query_expansion,
+    database_augmentation,
+    diffusion_scores,
+    exact_search,
+    refined_search,
+    refinement,
+    superglobal_scores,
+)
 from listwise.search.refinement import REFINEMENTS, diffuse
 
 seeds = st.integers(0, 2**32 - 1)
@@ -122,17 +134,6 @@ def test_copies_in_the_database_get_equal_scores(seed: int, copies: int, method:
     np.testing.assert_allclose(scores[20:], scores[0], rtol=1e-9)
 
 
-def test_diffusion_follows_a_chain_of_neighbors() -> None:
-    # From the first to the last along the circle: the last is no neighbor of the query, and less
-    # similar to it than the one that stands alone.
-    angles = np.radians([5, 20, 35, 50, 65, 80])
-    chain = np.stack([np.cos(angles), np.sin(angles), np.zeros(6)], axis=1)
-    alone = np.array([[0.5, -np.sqrt(0.375), np.sqrt(0.375)]])
-    scores = diffusion_scores([1, 0, 0], np.concatenate([chain, alone]), k=2, query_k=2)
-    assert scores[6] == 0
-    assert scores[:6].min() > 0
-
-
 class Found(ExactIndex):
     """An index that finds only some of the nearest, as an approximate index may."""
 
@@ -140,6 +141,10 @@ class Found(ExactIndex):
         scores, positions = exact_search(queries, self.database, 3)
         empty = np.full((len(scores), 2), -1)
         return np.hstack([scores, empty.astype(float)]), np.hstack([positions, empty])
+
+    def vectors(self, positions):
+        assert np.min(positions) >= 0
+        return super().vectors(positions)
 
 
 @given(seeds, st.integers(1, 60), methods)
@@ -176,11 +181,6 @@ def test_only_the_short_list_is_returned(method: str, monkeypatch: pytest.Monkey
     assert sorted(positions[0]) == sorted(np.argsort(-rows @ query)[:7])
 
 
-def test_an_empty_short_list_has_no_scores() -> None:
-    for method in (superglobal_scores, diffusion_scores):
-        assert method(np.ones(3), np.empty((0, 3))).shape == (0,)
-
-
 def test_bad_settings_are_refused() -> None:
     query, rows = np.eye(3)[0], np.eye(3)
     for method in (superglobal_scores, diffusion_scores):
@@ -204,13 +204,6 @@ def test_bad_settings_are_refused() -> None:
         refined_search(query[None], rows, "magic")
 
 
-def test_the_graph_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, rows = clustered(3, 100)
-    whole = diffusion_scores(query, rows, k=5)
-    monkeypatch.setattr(refinement, "_BLOCK", 7)
-    np.testing.assert_allclose(diffusion_scores(query, rows, k=5), whole, atol=1e-12)
-
-
 def test_diffusion_also_starts_from_verified_results() -> None:
     # Two chains along circles; the query is near the first, and verification matched an end of the
     # second.
@@ -232,3 +225,122 @@ def test_diffusion_also_starts_from_verified_results() -> None:
     np.testing.assert_allclose(scores - diffusion_scores(query, rows, **options), alone, atol=1e-12)
     with pytest.raises(InputError, match=r"\[n\], \[n, C\] and \[n\], not \[8\].*\[7\]"):
         diffuse(rows @ query, rows, verified[:7])
+
+
+def unit(rng: np.random.Generator, size: int, dtype: DTypeLike = np.float64) -> np.ndarray:
+    vectors = rng.normal(size=(size, 5))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
+
+
+def plain_expansion(
+    query: np.ndarray, others: list[np.ndarray], alpha: float, k: int
+) -> np.ndarray:
+    total = query.astype(np.float64)
+    nearest = sorted(others, key=lambda d: -float(query.astype(np.float64) @ d))[:k]
+    for neighbor in nearest:
+        similarity = float(query.astype(np.float64) @ neighbor)
+        if similarity > 0:
+            total = total + similarity**alpha * neighbor
+    return total / np.sqrt((total**2).sum())
+
+
+class Parts:
+    def __init__(self, whole: np.ndarray) -> None:
+        self.whole = whole
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(np.array_split(self.whole, 3))
+
+
+dtypes = st.sampled_from([(np.float32, 1e-5), (np.float64, 1e-12)])
+
+
+@given(seeds, st.integers(1, 40), st.sampled_from([0.0, 1.0, 2.0, 3.5]), st.integers(1, 50), dtypes)
+def test_query_expansion_equals_its_formula(
+    seed: int, size: int, alpha: float, k: int, kind: tuple[DTypeLike, float]
+) -> None:
+    rng = np.random.default_rng(seed)
+    dtype, tolerance = kind
+    queries, database = unit(rng, 3, dtype), unit(rng, size, dtype)
+    expected = [plain_expansion(query, list(database), alpha, k) for query in queries]
+    for given_as in (database, Parts(database), ExactIndex(database)):
+        found = alpha_query_expansion(queries, given_as, alpha=alpha, k=k)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+@pytest.mark.slow
+@given(seeds, st.integers(1, 40), st.sampled_from([0.0, 2.0]), st.integers(1, 50), dtypes)
+def test_augmentation_equals_its_formula(
+    seed: int, size: int, alpha: float, k: int, kind: tuple[DTypeLike, float]
+) -> None:
+    dtype, tolerance = kind
+    database = unit(np.random.default_rng(seed), size, dtype)
+    expected = [
+        plain_expansion(own, [other for j, other in enumerate(database) if j != i], alpha, k)
+        for i, own in enumerate(database)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refinement, "_ROWS", 7)
+        found = database_augmentation(database, k=k, alpha=alpha)
+        through_index = database_augmentation(
+            database, k=k, alpha=alpha, index=ExactIndex(database)
+        )
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+    np.testing.assert_array_equal(found, through_index)
+
+
+def test_copies_do_not_make_a_descriptor_its_own_neighbor() -> None:
+    # Six copies and one other: with k = 3 only copies are neighbors, though the last copy is not
+    # among the first four of its own list.
+    database = np.array([[1.0, 0.0]] * 6 + [[0.6, 0.8]])
+    found = database_augmentation(database, k=3)
+    np.testing.assert_allclose(found[:6], database[:6])
+    # The other one's three nearest are copies at 0.6, each with weight 0.36.
+    total = np.array([0.6, 0.8]) + 3 * 0.36 * np.array([1.0, 0.0])
+    np.testing.assert_allclose(found[6], total / np.linalg.norm(total))
+
+
+def test_any_index_will_do_even_one_that_finds_fewer() -> None:
+    rng = np.random.default_rng(0)
+    queries, database = unit(rng, 4), unit(rng, 30)
+    index = Found(database)
+    assert isinstance(index, VectorIndex)
+    found = alpha_query_expansion(queries, index, k=10)
+    np.testing.assert_allclose(found, alpha_query_expansion(queries, database, k=3))
+
+
+@given(seeds, st.integers(1, 900), st.integers(1, 40), st.sampled_from([2, 1000]))
+def test_exact_search_equals_a_stable_sort(seed: int, size: int, k: int, level: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries = rng.integers(-level, level, (3, 4)).astype(np.float32)
+    database = rng.integers(-level, level, (size, 4)).astype(np.float32)
+    table = queries @ database.T
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_ROWS", 256)
+        answers = [exact_search(queries, given_as, k) for given_as in (database, Parts(database))]
+    for scores, positions in answers:
+        for row, found_scores, found in zip(table, scores, positions, strict=True):
+            expected = sorted(range(size), key=lambda i: (-row[i], i))[:k]
+            assert found.tolist() == expected
+            assert found_scores.tolist() == row[expected].tolist()
+
+
+def test_the_descriptors_of_a_stream() -> None:
+    database = unit(np.random.default_rng(0), 30)
+    wanted = [29, 3, 3, 0, 11]
+    np.testing.assert_array_equal(ExactIndex(Parts(database)).vectors(wanted), database[wanted])
+
+
+def test_bad_settings_of_expansion_are_refused() -> None:
+    vectors = np.eye(3)
+    for call in (alpha_query_expansion, exact_search):
+        with pytest.raises(InputError, match=r"at least 1|1 or more"):
+            call(vectors, vectors, k=0)
+    with pytest.raises(InputError, match="0 or more"):
+        alpha_query_expansion(vectors, vectors, alpha=-1)
+    with pytest.raises(InputError, match=r"at least 1|1 or more"):
+        database_augmentation(vectors, k=0)
+    with pytest.raises(InputError, match="3 dimensions"):
+        alpha_query_expansion(vectors, np.eye(4))

@@ -27,14 +27,9 @@ def row_of(name: str, mark: int) -> np.ndarray:
 
 def write_for_ever(folder: str, log: str, seed: int) -> None:
     """Create, put, remove and tune, and log what is about to be done and what was done."""
-    from datetime import timedelta
+    from listwise.search.folder import store
 
-    from listwise.search.folder import table as entry_table
-
-    # Tidying, which happens now and then, happens all the time.
-    for name, value in [("_TIDY_EVERY", 3), ("_SMALL_FILES", 4), ("_SLACK", 0)]:
-        setattr(entry_table, name, value)
-    entry_table._OLD = timedelta(milliseconds=1)
+    store._SLACK = 0  # descriptors are copied to another file whenever most were removed
     choices = random.Random(seed)
     with open(log, "a", encoding="ascii", buffering=1) as file:
         file.write("start\n")

@@ -1,39 +1,24 @@
 """A person at the page: a real Chromium, what it shows, and what it sends."""
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from serving_examples import TOKEN
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 expect.set_options(timeout=60_000)  # a busy machine may be slow
 # Small and without motion, because the browser draws without a GPU.
 WINDOW = {"viewport": {"width": 1000, "height": 600}, "reduced_motion": "reduce"}
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
 # The profile of windows without settings of their own: a new one starts more processes.
 _profiles: dict[Browser, BrowserContext] = {}
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """A browser of this machine; tests that need one are skipped without it."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)}")
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    flags = ["--no-sandbox", "--disable-dev-shm-usage"] if root else []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
-        try:
-            yield browser
-        finally:
-            _profiles.pop(browser, None)
-            browser.close()
 
 
 def empty_profile(browser: Browser) -> BrowserContext:
@@ -59,13 +44,12 @@ class Person:
         browser: Browser,
         url: str,
         address: str = "",
-        clock: bool = False,
         prepare: Callable[[Page], None] = lambda page: None,
         **settings: Any,
     ) -> None:
         self.url = url
-        own = clock or settings
-        self.context = browser.new_context(**WINDOW | settings) if own else empty_profile(browser)
+        new = browser.new_context
+        self.context = new(**WINDOW | settings) if settings else empty_profile(browser)
         self._shared = self.context is _profiles.get(browser)
         self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
@@ -76,8 +60,6 @@ class Person:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda message: self.complaints.append(message.text))
-        if clock:
-            self.page.clock.install()
         prepare(self.page)
         self.page.goto(url + "/" + address)
 
@@ -92,10 +74,10 @@ class Person:
         asked = {urlsplit(url)[:2] for url in self.requests if not url.startswith("blob:")}
         assert asked <= {urlsplit(self.url)[:2]}
 
-    def begin(self, address: str = "") -> None:
+    def begin(self) -> None:
         """Begin again in the same window, which costs much less than to load the page again.
 
-        What the page has stored is deleted; it goes to its start, and then to `address`.
+        What the page has stored is deleted, and it goes to its start.
         """
         self.page.unroute_all(behavior="ignoreErrors")
         self.page.evaluate(
@@ -113,8 +95,15 @@ class Person:
         self.complaints.clear()
         # As before the first search: `wait` waits for one.
         self.page.evaluate("document.getElementById('results').removeAttribute('aria-busy')")
-        if address:
-            self.page.evaluate("address => { location.hash = address; }", address)
+
+    def sign_in(self, name: str = "Ann") -> None:
+        """Act as someone with a name and the token of the server."""
+        self.page.evaluate(f"sessionStorage['listwise-token'] = {TOKEN!r}")
+        self.page.evaluate(f"localStorage['listwise-name'] = {name!r}")
+
+    def go_to(self, address: str) -> None:
+        """Go to an address of the page."""
+        self.page.evaluate("address => { location.hash = address; }", address)
 
     def see(self, selector: str) -> Locator:
         """Something that is to be there."""

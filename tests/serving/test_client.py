@@ -1,41 +1,17 @@
 """The client against a real server."""
 
-import importlib.util
-import os
+import re
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from index_examples import texture
-from serving_examples import TOKEN
+from serving_examples import TOKEN, numbers, upload
 
-from listwise.client import Client, ServerError, answers, client, requests
+from listwise import client
+from listwise.client import Client, ServerError
 from listwise.errors import InputError
-
-TOOL = Path(__file__).parents[2] / "tools/client_types.py"
-METHODS = {
-    ("GET", "/api/info"): "info",
-    ("POST", "/api/search"): "search",
-    ("GET", "/api/entries"): "entries",
-    ("POST", "/api/entries"): "add",
-    ("GET", "/api/entries/{key}"): "entry",
-    ("DELETE", "/api/entries/{key}"): "remove",
-    ("GET", "/api/entries/{key}/similar"): "similar",
-    ("GET", "/api/entries/{key}/thumbnail"): "thumbnail",
-    ("GET", "/api/entries/{key}/photo"): "photo",
-    ("GET", "/api/duplicates"): "duplicates",
-    ("GET", "/api/facets"): "facets",
-    ("POST", "/api/marks"): "mark",
-    ("GET", "/api/marks"): "marks",
-    ("DELETE", "/api/marks/{id}"): "unmark",
-    ("GET", "/api/marks/{id}/photo"): "query_photo",
-    ("GET", "/api/marks/labels"): "labels",
-    ("POST", "/api/labels"): "label",
-    ("GET", "/api/classes"): "classes",
-    ("GET", "/api/suggestions"): "suggestions",
-}
 
 
 @pytest.fixture
@@ -53,16 +29,16 @@ def shop(server):
     return Client(str(server.base_url), TOKEN)
 
 
-def test_everything_that_the_interface_offers(shop, server, files):
+def test_every_request_of_the_interface_has_a_method(shop, server, files, tmp_path):
     assert shop.info()["entries"] == 48
     first, *others = shop.all_entries()
+    keys = [entry["key"] for entry in others]
     assert len(others) == 47
     assert shop.entry(first["key"]) == first
     assert shop.thumbnail(first["key"])[:2] == shop.photo(first["key"])[:2] == b"\xff\xd8"
     found = shop.search(files[0], k=3, min_score=-1.0)
-    assert found == found | server.post(
-        "/api/search", data={"k": 3, "min_score": -1}, files={"photos": files[0].read_bytes()}
-    ).json() | {"milliseconds": found["milliseconds"]}
+    answer = server.post("/api/search", **upload(files[0], k=3, min_score=-1)).json()
+    assert found == answer | {"milliseconds": found["milliseconds"]}
     box = (2, 2, 40, 40)
     both = shop.search([files[0], files[1].read_bytes()], boxes=[box, None], keys=[first["key"]])
     assert both["results"]
@@ -70,8 +46,6 @@ def test_everything_that_the_interface_offers(shop, server, files):
     assert shop.duplicates(threshold=0.999)["total"] >= 0
     assert shop.facets()["facets"] == []
 
-
-def test_photos_are_added_once_and_removed(shop, files, tmp_path):
     new = tmp_path / 'a "new" photo.jpg'
     texture(3).save(new)
     added = shop.add([new, files[0]])
@@ -80,7 +54,28 @@ def test_photos_are_added_once_and_removed(shop, files, tmp_path):
     assert (again["added"], again["unchanged"]) == ([], added["added"])
     assert shop.remove(added["added"][0])
     assert not shop.remove(added["added"][0])
-    assert shop.info()["entries"] == 48
+
+    marks = shop.mark(new, box=box, same=keys[:2], different=[keys[2]], by="Ann")["marks"]
+    assert [(mark["same"], mark["by"]) for mark in marks] == [
+        (True, "Ann"),
+        (True, "Ann"),
+        (False, "Ann"),
+    ]
+    (mark,) = shop.mark(entry=keys[3], same=[keys[4]], ranks={keys[4]: 2})["marks"]
+    assert (mark["rank"], mark["by"]) == (2, "")
+    assert shop.marks(entry=keys[3])["marks"] == [mark]
+    assert shop.query_photo(marks[0]["id"])[:2] == b"\xff\xd8"
+    assert shop.unmark(mark["id"])
+    assert not shop.unmark(mark["id"])
+    assert shop.label("tower", keys[:2]) == 2
+    assert shop.classes()["classes"][0]["name"] == "tower"
+    assert "tower" in shop.labels()
+    assert len(shop.suggestions(3)["suggestions"]) == 3
+
+    requests = re.findall(r'method="(\w+)",route="(/api/[^"]+)"', " ".join(numbers(server)))
+    paths = server.get("/openapi.json").json()["paths"]
+    offered = {(kind.upper(), path) for path in paths for kind in paths[path] if "/api" in path}
+    assert set(requests) == offered
 
 
 def test_errors_are_one_line(shop, server, tmp_path):
@@ -92,11 +87,9 @@ def test_errors_are_one_line(shop, server, tmp_path):
     assert isinstance(refused.value, InputError)
     with pytest.raises(ServerError, match="unknown"):
         shop.similar("1", colour="red")
-    with pytest.raises(ServerError, match=r"missing.jpg does not exist"):
-        shop.search(tmp_path / "missing.jpg")
     with pytest.raises(ServerError, match="a token is required"):
         Client(str(server.base_url), retries=0).add(broken)
-    with pytest.raises(ServerError, match="starts with http"):
+    with pytest.raises(ServerError, match="expected http"):
         Client("shop")
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -149,21 +142,14 @@ def test_a_busy_server_is_asked_again_when_it_says(scripted):
 
 
 def test_photos_that_cannot_be_read_are_refused_before_a_request(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
     monkeypatch.setattr(client, "PAUSE", 60.0)  # a retry would take longer than the test may
-    shop = Client(f"http://127.0.0.1:{port}")
-    locked = tmp_path / "locked.jpg"
-    locked.touch(0o000)
-    cases = {
+    shop = Client("http://127.0.0.1:9")
+    for photo, reason in {
         tmp_path: "cannot be read: Is a directory",
         tmp_path / "missing.jpg": "does not exist",
         "with\0zero.jpg": "cannot be read",
         tmp_path / ("n" * 300): "cannot be read: File name too long",
-    }
-    if os.geteuid() != 0:
-        cases[locked] = "cannot be read: Permission denied"
-    for photo, reason in cases.items():
+    }.items():
         with pytest.raises(ServerError, match=reason) as error:
             shop.search([photo])
         assert error.value.status is None
@@ -178,7 +164,7 @@ def test_an_address_that_cannot_be_used_is_refused(url):
         Client(url)
 
 
-@pytest.mark.parametrize("token", ["two\nlines", "caf\u00e9", "\u4f60", "a\r", "tab\t"])
+@pytest.mark.parametrize("token", ["two\nlines", "caf\u00e9", "tab\t"])
 def test_a_token_that_no_header_can_hold_is_refused(token):
     with pytest.raises(ServerError, match="`token`") as error:
         Client("http://127.0.0.1:8000", token)
@@ -204,24 +190,6 @@ def test_a_slow_request_is_not_repeated():
             listening.accept()
 
 
-def test_a_large_photo_is_not_held_in_memory(shop, tmp_path, monkeypatch):
-    sizes = []
-    blocks = requests.Upload.blocks
-
-    def watched(upload):
-        for block in blocks(upload):
-            sizes.append(len(block))
-            yield block
-
-    monkeypatch.setattr(requests.Upload, "blocks", watched)
-    large = tmp_path / "large.jpg"
-    large.write_bytes(b"\xff\xd8" + bytes(5 * 2**20))
-    with pytest.raises(ServerError):
-        shop.search(large)
-    assert len(sizes) > 10
-    assert max(sizes) <= requests.BLOCK
-
-
 def test_a_refused_upload_tells_the_reason(serve, index, tmp_path):
     server = serve(index, limits={"upload_bytes": 2**20})
     large = tmp_path / "large.jpg"
@@ -229,25 +197,3 @@ def test_a_refused_upload_tells_the_reason(serve, index, tmp_path):
     with pytest.raises(ServerError) as error:
         Client(str(server.base_url), retries=0).search(large)
     assert error.value.status == 413
-
-
-def test_types_are_those_of_the_interface(server):
-    spec = importlib.util.spec_from_file_location("client_types", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    document = server.get("/openapi.json").json()
-    assert Path(answers.__file__).read_text() == tool.source(document)
-
-
-def test_every_request_of_the_interface_has_a_method(server):
-    paths = server.get("/openapi.json").json()["paths"]
-    offered = {
-        (method.upper(), path)
-        for path, methods in paths.items()
-        for method in methods
-        if path.startswith("/api/")
-    }
-    assert offered == METHODS.keys()
-    # The other methods build on these.
-    named = {name for name in vars(Client) if not name.startswith("_")}
-    assert named == {*METHODS.values(), "all_entries"}

@@ -2,30 +2,19 @@
 
 import csv
 import re
-import shutil
 
 import pytest
-from browser import Person
+from browser import PHONE, Person
 from index_examples import texture
 from playwright.sync_api import expect
-from serving_examples import TOKEN, InThread, Process
-
-from listwise.search.index import Index
-from listwise.search.opening import open_store
-from listwise.serving.settings import ServeSettings
-
-PHONE = {"viewport": {"width": 390, "height": 740}, "has_touch": True, "is_mobile": True}
+from serving_examples import TOKEN, Process, serving, url_of
 
 
 @pytest.fixture(scope="module")
-def server(filled, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("marked") / "shop"
-    shutil.copytree(filled, folder)
-    process = Process(folder, "--timeout", 60, token=TOKEN)
+def server(shared_folder):
+    process = Process(shared_folder, "--timeout", 60, token=TOKEN)
     yield process
-    process.client.close()
-    process.popen.kill()
-    process.popen.communicate()
+    process.end()
 
 
 @pytest.fixture(scope="module")
@@ -40,46 +29,11 @@ def without_marks(server):
         assert server.client.delete(f"/api/marks/{mark['id']}").status_code == 200
 
 
-def go_to(visitor, address, name):
-    """Open an address as someone with a name and the token, or without both."""
-    if name is not None:
-        visitor.page.evaluate(f"sessionStorage['listwise-token'] = {TOKEN!r}")
-        visitor.page.evaluate(f"localStorage['listwise-name'] = {name!r}")
-    if address:
-        visitor.page.goto(f"{visitor.url}/{address}")
-    if "entry" in address:
-        visitor.see("#results .tile >> nth=0")
-        visitor.wait()
+def shown(visitor):
+    """Wait for the results."""
+    visitor.see("#results .tile >> nth=0")
+    visitor.wait()
     return visitor
-
-
-@pytest.fixture
-def newcomer(browser, server):
-    """Opens the page in a new window; in the end nothing was complained of."""
-    opened = []
-
-    def open_page(address="", name="Ann", url=server.url, **settings):
-        opened.append(Person(browser, url, **settings))
-        return go_to(opened[-1], address, name)
-
-    yield open_page
-    for each in opened:
-        each.leave()
-
-
-@pytest.fixture
-def person(window):
-    """Opens an address in the window that tests share; only `expected` may be complained of."""
-    allowed = []
-
-    def begin(address, expected="", name="Ann"):
-        allowed.append(expected)
-        window.begin()
-        return go_to(window, address, name)
-
-    yield begin
-    for expected in allowed:
-        window.check(expected)
 
 
 def similar(server, key, **options):
@@ -108,7 +62,7 @@ def press(visitor, keys):
 def test_marks_by_keys_order_the_results_again(person, server, entries):
     key = entries[0]["key"]
     plain = similar(server, key)
-    visitor = person(f"#/entry/{key}")
+    visitor = shown(person(f"#/entry/{key}", name="Ann"))
     press(visitor, ["d", "s", "s"])
     counts(visitor, 2, 1)
     same, different = plain[1:3], plain[:1]
@@ -137,7 +91,7 @@ def test_marks_by_keys_order_the_results_again(person, server, entries):
 
 def test_saving_asks_for_name_and_token_and_survives_a_reload(person, newcomer, server, entries):
     key = entries[0]["key"]
-    visitor = person(f"#/entry/{key}", expected="401", name=None)
+    visitor = shown(person(f"#/entry/{key}", expected="401"))
     press(visitor, ["s", "d"])
     order = visitor.found()
     visitor.page.locator("#mark-save").click()
@@ -154,9 +108,10 @@ def test_saving_asks_for_name_and_token_and_survives_a_reload(person, newcomer, 
     expect(visitor.page.locator("#results .tile")).to_have_count(len(order))
     assert visitor.found() == order
     # Others see the marks, and an undone mark is undone on the server.
-    other = newcomer(f"#/entry/{key}", name="Ben")
-    counts(other, 1, 1)
-    other.wait()
+    other = newcomer()
+    other.sign_in("Ben")
+    other.go_to(f"#/entry/{key}")
+    counts(shown(other), 1, 1)
     assert other.found() == order
     other.page.locator("#results .tile[data-mark='same'] .same").click()
     other.wait()
@@ -166,22 +121,11 @@ def test_saving_asks_for_name_and_token_and_survives_a_reload(person, newcomer, 
     assert server.client.get("/api/marks").json()["same"] == 0
 
 
-def test_undo_of_a_saved_mark(person, server, entries):
-    visitor = person(f"#/entry/{entries[1]['key']}")
-    press(visitor, ["s"])
-    visitor.page.locator("#mark-save").click()
-    expect(visitor.page.locator("#mark-save")).to_have_text("Saved")
-    assert server.client.get("/api/marks").json()["total"] == 1
-    visitor.page.locator("#mark-undo").click()
-    expect(visitor.page.locator("#mark-bar")).to_be_hidden()
-    assert server.client.get("/api/marks").json()["total"] == 0
-
-
 def test_a_conflict_names_both_people_and_can_be_resolved(person, server, entries):
     one, other = entries[0]["key"], entries[1]["key"]
     files = {"entry": (None, other), "same": (None, one), "by": (None, "Ben")}
     assert server.client.post("/api/marks", files=files).status_code == 200
-    visitor = person(f"#/entry/{one}")
+    visitor = shown(person(f"#/entry/{one}", name="Ann"))
     place = visitor.found().index(other)
     visitor.page.locator("#results .tile").nth(place).hover()
     visitor.page.locator("#results .different").nth(place).click()
@@ -202,6 +146,7 @@ def test_a_phone_marks_a_photo_of_the_user(newcomer, server, tmp_path):
     photo = tmp_path / "mine.jpg"
     texture(3).save(photo)
     visitor = newcomer(**PHONE)
+    visitor.sign_in()
     visitor.put_in(photo)
     page = visitor.page
     tile = page.locator("#results .tile")
@@ -230,7 +175,7 @@ def test_a_phone_marks_a_photo_of_the_user(newcomer, server, tmp_path):
 def test_a_search_becomes_a_class(person, server, entries, tmp_path):
     key = entries[0]["key"]
     first = similar(server, key)[:3]
-    visitor = person(f"#/entry/{key}")
+    visitor = shown(person(f"#/entry/{key}", name="Ann"))
     page = visitor.page
     page.locator("#label-open").click()
     page.locator("#label-name").fill("red house")
@@ -265,28 +210,28 @@ def test_a_search_becomes_a_class(person, server, entries, tmp_path):
 
 def test_pairs_are_answered_by_keys(person, server):
     pairs = server.client.get("/api/suggestions?count=20").json()["suggestions"]
-    visitor = person("#/classes")
+    visitor = person("#/classes", name="Ann")
     page = visitor.page
 
-    def shown(pair):
+    def asks_for(pair):
         expect(page.locator("#pair-first")).to_have_attribute("alt", name_of(pair["one"]))
         expect(page.locator("#pair-second")).to_have_attribute("alt", name_of(pair["other"]))
 
-    shown(pairs[0])
+    asks_for(pairs[0])
     page.keyboard.press("s")
-    shown(pairs[1])
+    asks_for(pairs[1])
     page.locator("#pair-different").click()
-    shown(pairs[2])
+    asks_for(pairs[2])
     page.keyboard.press("n")
-    shown(pairs[3])
+    asks_for(pairs[3])
     expect(page.locator("#classes-status")).to_contain_text("1 same · 1 different")
     stored = server.client.get("/api/marks").json()["marks"]
     asked = [{pair["one"]["key"], pair["other"]["key"]} for pair in pairs[:2]]
     assert [{mark["query"]["key"], mark["entry"]["key"]} for mark in stored] == asked[::-1]
     page.keyboard.press("u")
-    shown(pairs[2])
+    asks_for(pairs[2])
     page.keyboard.press("u")
-    shown(pairs[1])
+    asks_for(pairs[1])
     expect(page.locator("#classes-status")).to_contain_text("1 same · 0 different")
     assert visitor.fits()
 
@@ -296,7 +241,8 @@ def name_of(entry):
 
 
 def test_a_failed_request_keeps_results_and_marks(person, entries):
-    visitor = person(f"#/entry/{entries[0]['key']}", expected="Failed to load resource")
+    visitor = person(f"#/entry/{entries[0]['key']}", "Failed to load resource", name="Ann")
+    shown(visitor)
     before = visitor.found()
     visitor.page.route("**/api/search", lambda route: route.abort())
     press(visitor, ["s"])
@@ -314,66 +260,12 @@ def test_a_failed_request_keeps_results_and_marks(person, entries):
     counts(visitor, 1, 0)
 
 
-KEYDOWN = """settings => document.body.dispatchEvent(
-    new KeyboardEvent("keydown", { bubbles: true, ...settings }))"""
-
-
-def test_keys_of_the_browser_mark_nothing(person, entries):
-    visitor = person(f"#/entry/{entries[0]['key']}")
-    page = visitor.page
-    page.locator("#results .pick").first.click()
-    verdict = page.locator("#viewer-verdict [aria-pressed='true']")
-    for key in ("s", "d", "ArrowRight"):
-        page.evaluate(KEYDOWN, {"key": key, "ctrlKey": True})
-    expect(verdict).to_have_count(0)
-    expect(page.locator("#viewer-place")).to_contain_text("1 of")
-    page.keyboard.press("s")
-    page.evaluate(KEYDOWN, {"key": "s", "repeat": True})  # the key is held
-    expect(verdict).to_have_count(1)
-    page.keyboard.press("Escape")
-    counts(visitor, 1, 0)
-
-
-def test_the_page_stays_where_a_photo_was_marked(person, entries):
-    visitor = person(f"#/entry/{entries[0]['key']}")
-    tile = visitor.page.locator("#results .tile").nth(1)
-    key = tile.get_attribute("data-key")
-    tile.hover()
-    tile.locator(".different").click()
-    visitor.wait()
-    assert visitor.found()[-1] == key
-    assert visitor.page.evaluate("window.scrollY") == 0
-
-
-def test_marks_are_saved_for_the_query_they_were_made_for(person, server, entries):
-    """Although the user opens another search while the server stores them."""
-    visitor = person(f"#/entry/{entries[0]['key']}")
-    page = visitor.page
-    press(visitor, ["s"])
-    page.locator("#mark-save").click()
-    expect(page.locator("#mark-save")).to_have_text("Saved")
-    press(visitor, ["s", "ArrowRight", "d"])  # the saved mark is removed
-    held = []
-    page.route("**/api/marks/*", lambda route: held.append(route))
-    with page.expect_request("**/api/marks/*"):
-        page.locator("#mark-save").click()
-    page.evaluate(f"location.hash = '#/entry/{entries[1]['key']}'")
-    expect(page.locator("#query-name")).to_have_text(name_of(entries[1]))
-    with page.expect_response("**/api/marks"):
-        held[0].continue_()
-    page.unroute("**/api/marks/*")
-    (mark,) = server.client.get("/api/marks").json()["marks"]
-    assert (mark["same"], mark["query"]["key"]) == (False, entries[0]["key"])
-
-
-def test_without_a_token_marks_only_order_the_results(newcomer, filled, model, entries):
-    with open_store(filled) as store:
-        started = InThread(Index(store, model), ServeSettings())
-        visitor = newcomer(f"#/entry/{entries[0]['key']}", url=started.url)
-        press(visitor, ["d"])
+def test_without_a_token_marks_only_order_the_results(browser, module_index, entries):
+    with serving(module_index) as client:
+        visitor = Person(browser, url_of(client), f"#/entry/{entries[0]['key']}")
+        press(shown(visitor), ["d"])
         counts(visitor, 0, 1)
         expect(visitor.page.locator("#mark-note")).to_contain_text("without a token")
         expect(visitor.page.locator("#mark-save")).to_be_hidden()
         expect(visitor.page.locator("#mark-label")).to_be_hidden()
-        visitor.page.goto("about:blank")
-        started.stop()
+        visitor.leave()

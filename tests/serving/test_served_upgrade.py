@@ -4,30 +4,27 @@ import io
 import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from PIL import Image
-from serving_examples import TOKEN, InThread, wait_for
+from serving_examples import BEARER, TOKEN, serving, wait_for
 
 from listwise.data import Images
 from listwise.descriptors import load_model
-from listwise.descriptors.tuned import TunedSettings
 from listwise.models import RetrievalNet
 from listwise.search import IndexUpgradedError, open_index
 from listwise.search.entries import entry_key
 from listwise.search.filling import add_photos
-from listwise.search.filters import FilterError, as_filter
+from listwise.search.hits import Query
 from listwise.search.opening import create_store, header_of
+from listwise.search.options import SearchOptions
 from listwise.serving import engine
-from listwise.serving.metrics import Metrics
+from listwise.serving.forms import Upload
+from listwise.serving.server import Limits, ServeSettings
 from listwise.serving.service import Service
-from listwise.serving.settings import Limits, ServeSettings
 from listwise.serving.upload_folder import UploadFolder
-from listwise.serving.uploads import Upload
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +53,12 @@ def folder(few, tmp_path):
 
 
 @pytest.fixture
-def server(folder, model):
-    """A server of an index, which another program may upgrade."""
-    with open_index(folder, model) as index:
-        running = InThread(index, ServeSettings(token=TOKEN, uploads=folder / "uploads"))
-        yield running
-        running.stop()
-
-
-@pytest.fixture
-def client(server):
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(verify=False, base_url=server.url, headers=headers, timeout=120) as client:
+def client(folder, model):
+    """A client of a server of an index, which another program may upgrade."""
+    with (
+        open_index(folder, model) as index,
+        serving(index, headers=BEARER, token=TOKEN, uploads=folder / "uploads") as client,
+    ):
         yield client
 
 
@@ -142,7 +133,6 @@ def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_
             index.upgrade(other, workers=0)
             index.discard_earlier()
             assert search().status_code == 200
-            assert client.get("/api/info").json()["model"] == other.fingerprint
         index.upgrade(model, workers=0)
         index.discard_earlier()
         mark = {"entry": (None, one), "same": (None, two)}
@@ -150,33 +140,14 @@ def test_a_change_goes_to_the_upgraded_index(client, folder, photos, model, new_
         assert client.post("/api/marks", files=mark).status_code == 200
 
 
-def search_by(name, where=None):
-    return engine.SearchRequest([], [], [entry_key(name)], 1, None, False, as_filter(where))
-
-
-def test_a_wrong_request_does_not_wait_for_a_switch(folder, model, new_model):
-    with open_index(folder, model) as index, open_index(folder, model) as other:
-        service = Service(index, ServeSettings(), Metrics())
-        working = service._engine
-        other.upgrade(new_model, workers=0)
-        with ThreadPoolExecutor(1) as pool, working._switching:  # as while another thread loads
-            wrong = pool.submit(working.search, [search_by("class0/1.jpg", "size = 3")])
-            assert isinstance(wrong.result(timeout=120)[0], FilterError)
-            assert pool.submit(service.refresh).result(timeout=120) is None
-            assert index.header.model == model.fingerprint
-        service.refresh()
-        assert index.header.model == new_model.fingerprint
-        service.close()
-
-
 def test_an_upgraded_index_whose_model_is_missing(folder, model, new_model, tmp_path):
     """The server uses the earlier one."""
     place = shutil.copytree(new_model.folder, tmp_path / "moved")
     with open_index(folder, model) as index, open_index(folder, model) as other:
-        service = Service(index, ServeSettings(), Metrics())
+        service = Service(index, ServeSettings())
         other.upgrade(place, workers=0)
         place.rename(tmp_path / "elsewhere")
-        service.refresh()
+        service.engine.refresh()
         assert index.header.model == model.fingerprint
         service.close()
 
@@ -188,64 +159,26 @@ def test_the_photo_of_another_server_is_kept(folder, model, new_model, tmp_path)
     photos = [Upload("red.png", content.getvalue())]
     with open_index(folder, model) as index, open_index(folder, model) as other:
         other.upgrade(new_model, workers=0)
-        stale, upgraded = (UploadFolder(each, tmp_path, lambda: 64) for each in (index, other))
+        stale, upgraded = (UploadFolder(each, tmp_path) for each in (index, other))
         [key] = upgraded.add(photos).added
         with pytest.raises(IndexUpgradedError):
             stale.add(photos)
         assert Path(other.store.get([int(key)])[int(key)].path).exists()
 
 
-def test_all_requests_are_answered_after_a_discard(folder, model, new_model, monkeypatch):
-    """Also those that find that another thread has switched."""
-    with open_index(folder, model) as index, open_index(folder, model) as other:
-        working = engine.Engine(index, Limits())
-        other.upgrade(new_model, workers=0)
-        other.discard_earlier()
-        both = threading.Barrier(2, timeout=120)
-        search = working._search
-
-        def failing(generation, batch):
-            try:
-                return search(generation, batch)
-            finally:
-                if generation.store.generation == 0:
-                    both.wait()  # until the other one has failed too
-
-        monkeypatch.setattr(working, "_search", failing)
-        with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(working.search, [[search_by("class0/1.jpg")]] * 2))
-        assert all(len(each.hits) == 2 for [each] in found)  # one more than asked for
-        working.close()
-
-
 def test_hits_are_reranked_with_the_generation_that_was_searched(folder, model, new_model):
-    request = engine.SearchRequest(
-        [], [], [entry_key("class0/1.jpg")], 5, None, True, refine="diffusion"
-    )
+    query = Query(entries=["class0/1.jpg"], options=SearchOptions(k=5, quality="best"))
     with open_index(folder, model) as index, open_index(folder, model) as other:
         working = engine.Engine(index, Limits())
-        [found] = working.search([request])
-        job = engine.RerankRequest(request, found, until=0)  # no time to verify, only to diffuse
-        [before] = working.rerank([job])
+        [found] = working.search([query])
+        job = found, 0  # no time to verify, only to diffuse
+        before = working.rerank(*job)
         other.upgrade(new_model, workers=0)
         assert working.switch()
-        [after] = working.rerank([job])
-        assert [hit.refined for hit in after] == [hit.refined for hit in before]
+        after = working.rerank(*job)
+        assert [hit.refined for hit in after.hits] == [hit.refined for hit in before.hits]
         # A generation that was discarded cannot re-rank: the hits stay as they are.
         other.discard_earlier()
-        [left] = working.rerank([job])
-        assert {hit.id for hit in left} == {hit.id for hit in before}
+        left = working.rerank(*job)
+        assert {hit.id for hit in left.hits} == {hit.id for hit in before.hits}
         working.close()
-
-
-def test_the_size_of_query_photos_is_that_of_the_upgraded_index(folder, model, new_model, tmp_path):
-    with open_index(folder, model) as index, open_index(folder, model) as other:
-        service = Service(index, ServeSettings(limits=Limits(max_side=50)), Metrics())
-        assert service.max_side == 50  # the index has photos in their original size
-        new_model.save(tmp_path / "tuned")
-        TunedSettings(network=new_model.net.fingerprint(), max_side=40).save(tmp_path / "tuned")
-        other.upgrade(tmp_path / "tuned", workers=0)
-        service.refresh()
-        assert index.header.settings.max_side == 40
-        assert service.max_side is None  # as searches without a server
-        service.close()

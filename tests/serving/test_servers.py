@@ -4,24 +4,25 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 
 import programs
 import pytest
 from index_examples import texture
 from serving_examples import InThread
 
-from listwise import servers
-from listwise.servers import RunningServer, announce, find_server
-from listwise.serving.settings import Limits, ServeSettings
+from listwise.client import Client
+from listwise.search.options import SearchOptions
+from listwise.servers import RunningServer, announce, find_server, search_by_server
+from listwise.serving.server import ServeSettings
+
+ONE, TOO_MANY = (SearchOptions(k=k).model_dump() for k in (1, 10_000))
 
 # Runs the command, and fails if it loaded what makes a start slow.
 COMMAND = """
 import sys
 from listwise.cli.main import main
 code = main()
-slow = {"torch", "lancedb", "pyarrow"} & set(sys.modules)
+slow = {"torch", "faiss", "pyarrow"} & set(sys.modules)
 sys.exit(code or (f"loaded {slow}" if slow else 0))
 """
 
@@ -36,7 +37,7 @@ def runtime(monkeypatch, tmp_path):
 
 @pytest.fixture
 def server(index):
-    settings = ServeSettings(limits=Limits(max_side=512))
+    settings = ServeSettings()
     running = InThread(index, settings)
     with announce(index.uri, running.url, settings.instance):
         yield running
@@ -68,72 +69,54 @@ def test_it_knows_what_was_just_added(server, index, tmp_path):
     path = tmp_path / "new" / "new.png"
     path.parent.mkdir()
     texture(77).save(path)
-    running = find_server(index.uri)
-    assert running.search([path], {"k": "1"})["results"][0]["id"] != "new.png"
+    assert search_by_server(index.uri, [path], [], ONE)[0]["id"] != "new.png"
     adding = programs.listwise("index", "add", index.uri, path.parent)
     adding.communicate()
     assert adding.returncode == 0, adding.errors()
-    assert running.search([path], {"k": "1"})["results"][0]["id"] == "new.png"
+    assert search_by_server(index.uri, [path], [], ONE)[0]["id"] == "new.png"
 
 
-def test_photos_that_it_would_reduce_are_not_sent(server, index, tmp_path):
-    texture(1, (600, 90)).save(tmp_path / "wide.png")
-    assert find_server(index.uri).search([tmp_path / "wide.png"], {}) is None
-    texture(1, (512, 90)).save(tmp_path / "wide.png")
-    assert find_server(index.uri).search([tmp_path / "wide.png"], {}) is not None
-
-
-@pytest.mark.parametrize("content", [None, b"", b"not a photo"])
-def test_what_it_refuses_is_left_to_the_index(server, index, tmp_path, content):
-    if content is not None:
-        (tmp_path / "a.jpg").write_bytes(content)
-    assert find_server(index.uri).search([tmp_path / "a.jpg"], {}) is None
+def test_what_it_cannot_answer_is_left_to_the_index(server, index, tmp_path, monkeypatch):
+    (tmp_path / "a.jpg").write_bytes(b"not a photo")
     texture(1).save(tmp_path / "b.png")
-    assert find_server(index.uri).search([tmp_path / "b.png"], {"k": "0"}) is None
+    for name, options in [("missing.jpg", ONE), ("a.jpg", ONE), ("b.png", TOO_MANY)]:
+        assert search_by_server(index.uri, [tmp_path / name], [], options) is None
+    assert search_by_server(index.uri, [tmp_path / "b.png"], [None, None], ONE) is None
+    # Diffusion may put a result first that is not among those that were verified in time.
+    results = [{"id": "a", "inliers": None}, {"id": "b", "inliers": 9}]
+    how = SearchOptions(k=2, quality="best").model_dump()
+    for verified, used in [(100, True), (40, False)]:
+        answer = {"results": results, "verified": verified}
+        monkeypatch.setattr(Client, "search", lambda *_, found=answer, **__: found)
+        given = search_by_server(index.uri, [tmp_path / "b.png"], [], how)
+        assert given == (results if used else None)
 
 
-def test_another_program_at_its_address_gets_no_photo(server, index, photos):
-    running = find_server(index.uri)
-    assert replace(running, instance="other").search([photos / "class0" / "0.jpg"], {}) is None
-    assert replace(running, url="http://127.0.0.1:9").search([], {}) is None
+@pytest.mark.parametrize("place", ["server", "http://127.0.0.1:9"])
+def test_another_program_at_its_address_gets_no_photo(server, index, photos, runtime, place):
+    for file in runtime.iterdir():
+        file.unlink()
+    url = server.url if place == "server" else place
+    with announce(index.uri, url, "another one"):
+        assert search_by_server(index.uri, [photos / "class0" / "0.jpg"], [], ONE) is None
 
 
-def test_it_is_found_by_any_path_while_it_runs(index, runtime, monkeypatch):
+def test_it_is_found_by_any_path_while_it_runs(index, runtime):
     place = os.path.relpath(index.uri)
     assert find_server(index.uri) is None
     with announce(index.uri, "http://127.0.0.1:1", "a"):
         assert find_server(place) == RunningServer("http://127.0.0.1:1", "a", os.getpid())
         assert find_server("elsewhere") is None
-    assert find_server(index.uri) is None
-    assert list(runtime.iterdir()) == []
-
-
-def test_what_a_killed_server_left_is_deleted(index, runtime):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    with announce(index.uri, "http://127.0.0.1:1", "a"):
+        runtime.chmod(0o777)  # others may have written there
+        assert find_server(index.uri) is None
+        runtime.chmod(0o700)
+        # What a killed server left is deleted.
+        ended = subprocess.Popen(["true"])
+        ended.wait()
         (file,) = runtime.iterdir()
         file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {ended.pid}'))
         assert find_server(index.uri) is None
         assert not file.exists()
         file.write_text("damaged")
         assert find_server(index.uri) is None
-
-
-def test_a_folder_that_others_may_write_to_is_not_used(index, runtime):
-    with announce(index.uri, "http://127.0.0.1:1", "a"):
-        runtime.chmod(0o777)
-        assert find_server(index.uri) is None
-        runtime.chmod(0o700)
-        assert find_server(index.uri) is not None
-
-
-@pytest.mark.parametrize(("verified", "used"), [(100, True), (40, False)])
-def test_an_answer_counts_if_all_photos_were_verified(monkeypatch, verified, used):
-    # Diffusion may put a result first that is not among the verified ones.
-    results = [{"id": "a", "inliers": None}, {"id": "b", "inliers": 9}]
-    answer = {"results": results, "verified": verified}
-    running = SimpleNamespace(search=lambda photos, fields: answer)
-    monkeypatch.setattr(servers, "find_server", lambda index: running)
-    how = {"k": 2, "refine": "diffusion", "rerank": True, "where": None}
-    assert servers.search_by_server("shop", ["a.jpg"], [], how) == (results if used else None)
+    assert list(runtime.iterdir()) == []

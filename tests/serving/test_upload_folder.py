@@ -2,63 +2,76 @@
 
 import io
 import os
+import shutil
+from contextlib import contextmanager
 
 import pytest
 from index_examples import texture
 
-from listwise.search.mark_log import mark_line
+from listwise.search.index import Index
 from listwise.search.marks import Mark, MarkedQuery
-from listwise.serving.upload_folder import UploadFolder
-from listwise.serving.uploads import Upload
-
-NAME = "0123456789abcdef0123456789abcdef.jpg"
-MARK = f".{NAME}.12-34.pending"
+from listwise.search.opening import open_store
+from listwise.serving.forms import Upload
+from listwise.serving.upload_folder import LOCK, UploadFolder
 
 
 @pytest.fixture
 def uploads(index, tmp_path):
-    folder = tmp_path / "uploads"
-    folder.mkdir()
-    (folder / NAME).write_bytes(b"a photo without an entry")
-    return UploadFolder(index, folder, lambda: 64)
+    uploads = UploadFolder(index, tmp_path / "uploads")
+    uploads.folder.mkdir()
+    (uploads.folder / "mine.jpg").write_bytes(b"a file of the user")
+    return uploads
 
 
-def left_after_cleaning(uploads, mark):
-    (uploads.folder / MARK).write_bytes(mark)
+@contextmanager
+def storing(uploads, killed=True):
+    """Store a query photo; afterwards the folder is as if the server had been killed."""
+    file = io.BytesIO()
+    texture(1, (30, 20)).save(file, "JPEG")
+    copy = uploads.folder.with_name("copy")
+    with uploads.query(Upload("a.jpg", file.getvalue())) as path:
+        assert path.read_bytes() == file.getvalue()
+        path.with_name(f".{path.name}.tmp").write_bytes(b"a part of the photo")
+        yield path
+        shutil.copytree(uploads.folder, copy)
+    if killed:
+        shutil.rmtree(uploads.folder)
+        copy.rename(uploads.folder)
+
+
+def left(uploads):
+    found = set(os.listdir(uploads.folder)) - {LOCK}
+    assert "mine.jpg" in found
+    return found - {"mine.jpg"}
+
+
+def test_what_was_not_added_completely_is_deleted_by_a_server_of_this_index(uploads, filled):
+    with storing(uploads):
+        pass
+    found = left(uploads)
+    assert len(found) == 3  # the photo, a part of it, and their name
+    with open_store(filled) as store:
+        UploadFolder(Index(store), uploads.folder).clean()
+    assert left(uploads) == found
     uploads.clean()
-    return set(os.listdir(uploads.folder))
+    assert left(uploads) == set()
 
 
-def test_a_photo_that_was_not_added_completely_is_deleted(uploads):
-    assert left_after_cleaning(uploads, os.fsencode(uploads.index.uri) + b"\n") == set()
-
-
-def test_photos_of_another_index_are_kept(uploads):
-    assert left_after_cleaning(uploads, b"/another/index\n") == {NAME, MARK}
-
-
-@pytest.mark.parametrize("mark", [b"", b"/half/of/the/ind", b"/half/of/a/character/\xc3"])
-def test_an_unfinished_mark_is_deleted_and_the_photo_kept(uploads, mark):
-    """Nothing is changed before the mark is whole."""
-    assert left_after_cleaning(uploads, mark) == {NAME}
+def test_a_server_also_cleans_up_before_a_change(uploads):
+    with storing(uploads):
+        pass
+    with uploads.query(Upload("b.jpg", b"\xff\xd8 another photo")) as path:
+        assert {name for name in left(uploads) if name[0] != "."} == {path.name}
+    assert left(uploads) == set()
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_query_photo_is_kept_if_a_mark_refers_to_its_file(uploads, killed):
     """As in Milvus, which keeps no copies of photos."""
-    (uploads.folder / NAME).unlink()
-    file = io.BytesIO()
-    texture(1, (30, 20)).save(file, "JPEG")
     entry = next(iter(uploads.index)).id
-    for marked in (False, True):
-        with uploads.query(Upload("mine.jpg", file.getvalue())) as path:
-            assert path.read_bytes() == file.getvalue()
-            if marked:
-                query = MarkedQuery("query:1", str(path), None, "1")
-                mark = Mark("0" * 16, query, entry, True, "Ann", "2026-11-16T12:00:00+00:00")
-                uploads.index.store.mark_log.append([mark_line(mark)])
-        if killed:
-            pending = f".{path.name}.12-34.pending"
-            (uploads.folder / pending).write_bytes(os.fsencode(uploads.index.uri) + b"\n")
-            uploads.clean()
-        assert os.listdir(uploads.folder) == ([path.name] if marked else [])
+    with storing(uploads, killed) as path:
+        query = MarkedQuery("query:1", str(path), None, "1")
+        mark = Mark("0" * 16, query, entry, True, "Ann", "2026-11-16T12:00:00+00:00")
+        uploads.index.store.mark_log.append([mark])
+    uploads.clean()
+    assert left(uploads) == {path.name}

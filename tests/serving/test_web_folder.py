@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Person, chromium
+from browser import Person
+from chromium import chromium
 from PIL import Image
 from playwright.sync_api import expect
 
 import listwise
+from listwise.descriptors.exporting import MODEL_FILE, add_page
 from listwise.descriptors.onnx_file import read_onnx
-from listwise.descriptors.web_folder import add_page, make_folder
 
 KEPT = Path(__file__).parents[1] / "descriptors" / "version-1.onnx"
 # Where `npm install --prefix` put the package.
@@ -31,10 +32,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """What `Model.export` writes with `web=True`, around a small model."""
-    model = make_folder(tmp_path / "page")
-    shutil.copyfile(KEPT, model)
-    add_page(model.parent, read_onnx(model)[2])
-    return model.parent
+    add_page(tmp_path, read_onnx(KEPT)[2])
+    shutil.copyfile(KEPT, tmp_path / MODEL_FILE)
+    return tmp_path
 
 
 @pytest.fixture

@@ -15,12 +15,10 @@ from listwise.descriptors import Whitening, load_model
 from listwise.errors import InputError
 from listwise.results import describe_benchmark
 from listwise.studies.definitions import STUDIES, TrainingSet
-from listwise.studies.outcome import OUTCOME_FILE, Outcome, read_outcome
 from listwise.studies.outputs import write_outputs
-from listwise.studies.plan import plan_study, updates_within
+from listwise.studies.plan import OUTCOME_FILE, Outcome, plan_study, read_outcome
 from listwise.studies.runs import StudyBenchmark, StudyView, run_study
-from listwise.training.run.view import TrainView
-from listwise.training.sampling import draw_batch
+from listwise.training.view import TrainView
 
 GIVEN = {
     "backbone": TINY_NET,
@@ -58,8 +56,8 @@ class Witness(StudyView):
 class Stopping(TrainView):
     """Ends the run as a person would, after its second update."""
 
-    def update(self, report):
-        if report.update == 2:
+    def update(self, update, metrics):
+        if update == 2:
             raise KeyboardInterrupt
 
 
@@ -82,7 +80,7 @@ def balance(photos, tmp_path_factory):
     """A finished study of two variants and two seeds."""
     made = plan("balance", photos, tmp_path_factory.mktemp("balance") / "out", BATCH, seeds=2)
     witness = Witness()
-    findings = run_study(made, witness)
+    findings = run_study(made, witness, on_found=witness.found)
     return made, findings, witness
 
 
@@ -200,22 +198,6 @@ def test_every_batch_size_sees_as_many_images(photos, tmp_path):
     scheduled = {"batch_size", "updates", "warmup", "validate_every", "checkpoint_every"}
     for variant in made.variants[1:]:
         assert differing(saved(made, made.variants[0]), saved(made, variant)) <= scheduled
-
-
-def test_few_classes_that_cannot_fill_a_batch_see_as_many_images_too(photos, tmp_path):
-    made = plan("classes", photos, tmp_path / "out", {"batch_size": 30}, variants=["2", "all"],
-                images=62)  # fmt: skip
-    few, every = (made.config(variant, 0, 1e-3) for variant in made.variants)
-    labels = made.plan.train.labels
-    drawn = [
-        len(draw_batch(labels, 30, 0, update, few.classes_per_batch))
-        for update in range(few.updates + 1)
-    ]
-    assert set(drawn) == {12}
-    assert sum(drawn[:-1]) <= 62 < sum(drawn)
-    assert every.updates == 2
-    assert updates_within(29, every, labels) == 0
-    assert run_study(replace(made, variants=made.variants[:1])).outcomes[0].backwards == 60
 
 
 def test_the_best_learning_rate_of_the_first_seed_goes_on(photos, tmp_path):

@@ -45,23 +45,14 @@ def test_points_lie_where_axis_and_ticks_say():
     first, second, third = (x for x, _ in means)
     share = math.log(64 / 32) / math.log(256 / 32)
     assert (second - first) / (third - first) == pytest.approx(share, abs=0.005)
+    bar = next(e for e in ET.fromstring(svg).iter(f"{SVG}path") if e.get("class") == "error")
+    ends = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", bar.get("d"))]
+    percent = (high_y - low_y) / (high - low)
+    assert (ends[1] - ends[0]) / percent == pytest.approx(200 * math.sqrt(2 * 0.02**2), abs=0.1)
     # A single seed has neither an error bar nor values of its own.
     assert len(circles(svg, "each")) == 4
     assert svg.count('class="error"') == 2
     assert "untrained 35.0" in svg
-
-
-def test_error_bars_are_one_sample_deviation():
-    svg = draw("Batch size", [Panel("mAP", NUMBERS)], "batch size B")
-    up = sorted((tick, y - 4) for tick, y in ticks(svg, "y").items())
-    percent = (up[-1][1] - up[0][1]) / (up[-1][0] - up[0][0])
-    bar = next(e for e in ET.fromstring(svg).iter(f"{SVG}path") if e.get("class") == "error")
-    (x, low), (to_x, high) = (
-        map(float, end) for end in re.findall(r"[ML]([\d.]+) ([\d.]+)", bar.get("d"))
-    )
-    assert x == to_x
-    deviation = math.sqrt((0.02**2 + 0.02**2) / 1)
-    assert (high - low) / percent == pytest.approx(200 * deviation, abs=0.1)
 
 
 def test_names_stand_in_rows_and_are_escaped():

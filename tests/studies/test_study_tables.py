@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from listwise.studies.outputs import markdown, write_csv
-from listwise.studies.plots import Spread
+from listwise.studies.outputs import markdown, write_files
+from listwise.studies.plots import Panel, Spread
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9))
@@ -29,13 +29,13 @@ def test_percent():
 
 def test_csv_and_markdown(tmp_path):
     rows = [{"variant": "a, b", "mAP": 0.5}, {"variant": 'c "d"', "mAP": 0.25, "hard_map": 0.1}]
-    write_csv(tmp_path / "t.csv", rows)
-    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+    write_files(tmp_path, "title", [], rows, [Panel("mAP", [])])
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
         read = list(csv.DictReader(file))
     assert read == [
         {"variant": "a, b", "mAP": "0.5", "hard_map": ""},
         {"variant": 'c "d"', "mAP": "0.25", "hard_map": "0.1"},
     ]
-    assert markdown(["", "mAP"], [["ap", "1"], ["tl", "2"]]).splitlines() == [
-        "|  | mAP |", "| --- | ---: |", "| ap | 1 |", "| tl | 2 |",
+    assert markdown([{"": "ap"}, {"": "tl", "mAP": "2"}]).splitlines() == [
+        "|  | mAP |", "| --- | ---: |", "| ap |  |", "| tl | 2 |",
     ]  # fmt: skip

@@ -1,7 +1,5 @@
 """Parts that a user may bring: losses, a pooling and a backbone."""
 
-import threading
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,14 +51,6 @@ class SmallBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images)
-
-
-class WithLock(SmallBackbone):
-    """A backbone that cannot be copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
 
 
 class SharingWeights(SmallBackbone):

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-import torch
 
 from listwise.data import LabelledImages
 from listwise.machine import Machine
-from listwise.settings import TrainConfig
+from listwise.settings import TrainConfig, make_config
 from listwise.training.choices import choose_settings
 
 LAPTOP = Machine("cpu", 8, False)
@@ -19,7 +18,8 @@ def images(count, per_class=10):
 
 
 def choose(count, size=(640, 480), machine=LAPTOP, **given):
-    return choose_settings(given, images(count), np.tile(size, (count, 1)), machine)
+    photos, sizes = images(count), np.tile(size, (count, 1))
+    return choose_settings(make_config(given), photos, sizes, machine)
 
 
 def value(config, name):
@@ -47,17 +47,6 @@ def test_every_choice_is_possible_and_has_a_reason(machine, count, size):
     assert config.device == machine.device
 
 
-def test_a_thousand_photos_and_a_laptop():
-    config, _ = choose(1000)
-    assert config.backbone == "tf_efficientnet_lite0"
-    assert config.batch_size == 256
-    assert config.crops.size == 224
-    assert config.updates * config.batch_size <= 12 * 1000
-    assert config.precision == "float32"
-    assert config.workers == 2
-    assert config.patience is not None
-
-
 def test_crops_of_a_transformer_have_whole_patches():
     config, reasons = choose(1000, (3000, 2000), SERVER, backbone="vit_small_patch14_dinov2")
     assert config.crops.size == 798
@@ -75,12 +64,6 @@ def test_many_photos_and_a_gpu_lead_to_the_settings_of_the_paper():
     assert config.workers == 15
     assert "1200" in reasons["crops.size"]
     assert "800" in reasons["crops.size"]
-
-
-def test_a_gpu_without_bfloat16_keeps_float32():
-    config, reasons = choose(100, machine=Machine("cuda", 4, False))
-    assert config.precision == "float32"
-    assert "precision" not in reasons
 
 
 def test_settings_of_the_user_are_kept_and_need_no_reason():
@@ -107,25 +90,6 @@ def test_a_batch_larger_than_the_data_set_counts_as_the_data_set():
     assert large.learning_rate == exact.learning_rate
 
 
-def test_processes_on_one_machine_share_its_cores(monkeypatch):
-    monkeypatch.setattr("listwise.machine.cpu_quota", lambda: 6.0)
-    monkeypatch.setattr("listwise.machine._affinity", lambda: 8)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert Machine.detect("cpu") == Machine("cpu", 6, False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert Machine.detect("cpu") == Machine("cpu", 3, False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "12")
-    assert Machine.detect("cpu") == Machine("cpu", 1, False)
-
-
-@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (2, "cuda")])
-def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, device):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    found = Machine.detect("auto")
-    assert (found.device, found.bfloat16) == (device, gpus > 0)
-
-
 def test_mined_tuples_make_the_batch():
     config, reasons = choose(50_000, machine=SERVER, loss="triplet", triplet={"tuples": 512})
     assert "batch_size" not in reasons
@@ -141,12 +105,16 @@ def test_classes_of_different_sizes_are_not_weighted():
     labels = np.array([0] * 30 + [1] * 10)
     uneven = LabelledImages(even.paths, even.ids, None, labels, ("0", "1"), None)
     sizes = np.tile((640, 480), (40, 1))
-    config, reasons = choose_settings({}, uneven, sizes, LAPTOP)
+
+    def chosen(photos, **given):
+        return choose_settings(make_config(given), photos, sizes, LAPTOP)
+
+    config, reasons = chosen(uneven)
     assert not config.class_weights
     assert reasons["class_weights"].startswith("classes have 10 to 30 photos")
-    assert choose_settings({"class_weights": True}, uneven, sizes, LAPTOP)[0].class_weights
-    assert choose_settings({"adapter": True}, uneven, sizes, LAPTOP)[0].class_weights
-    assert "class_weights" not in choose_settings({"teacher": "m"}, uneven, sizes, LAPTOP)[1]
-    config, reasons = choose_settings({}, even, sizes, LAPTOP)
+    assert chosen(uneven, class_weights=True)[0].class_weights
+    assert chosen(uneven, adapter=True)[0].class_weights
+    assert "class_weights" not in chosen(uneven, teacher="m")[1]
+    config, reasons = chosen(even)
     assert config.class_weights
     assert "class_weights" not in reasons

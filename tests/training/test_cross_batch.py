@@ -5,13 +5,12 @@ import torch
 from custom_parts import pairwise_loss
 from safetensors.torch import load_file
 from step_examples import assert_equal_gradients, gradients, make_batch, make_net
-from test_trainer import SETTINGS, Witness, same_state
+from training_examples import SETTINGS
 
 from listwise.errors import InputError
 from listwise.losses import InfoNCELoss, QuantizedAPLoss, class_balanced_weights
-from listwise.settings import make_config
-from listwise.training import Trainer, prepare, resume
-from listwise.training.cross_batch import CrossBatchMemory
+from listwise.training import Trainer, prepare
+from listwise.training.objective import CrossBatchMemory
 from listwise.training.step import MultistageStep
 
 
@@ -98,32 +97,13 @@ def test_what_it_needs_is_said_first():
         step(*make_batch(4))
     with pytest.raises(InputError, match="size must be a whole number of at least 1"):
         CrossBatchMemory(0)
-    with pytest.raises(InputError, match="`memory`: the loss triplet is trained on mined tuples"):
-        make_config({"loss": "triplet", "memory": 5})
 
 
-GIVEN = {
-    "memory": {"memory": 12, "memory_warmup": 1},
-    "proxies": {"loss": "proxy-anchor", "matryoshka": [8]},
-}
-
-
-@pytest.mark.parametrize("kind", GIVEN)
-def test_a_resumed_run_is_the_same_to_the_bit(photos, tmp_path, kind):
-    given = SETTINGS | {"updates": 4, "checkpoint_every": 2, "validate_every": 4, "batch_size": 8}
-    given |= GIVEN[kind]
-    Trainer(prepare(photos, given), tmp_path / "whole").fit()
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(prepare(photos, given), tmp_path / "cut", Witness(stop_at=3)).fit()
-    trainer = resume(tmp_path / "cut")
-    assert trainer.progress.update == 2
+def test_proxies_are_in_the_checkpoint_and_learn_faster(photos, tmp_path):
+    given = {"loss": "proxy-anchor", "updates": 3}
+    trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
     trainer.fit()
-    assert same_state(tmp_path / "whole", tmp_path / "cut")
-    tensors = load_file(tmp_path / "cut" / "checkpoint.safetensors")
-    if kind == "memory":
-        assert len(tensors["memory.photos"]) == 12
-        assert len(tensors["memory.photos"].unique()) == 12
-    else:
-        assert tensors["loss.loss.proxies"].shape[0] == len(trainer.plan.train.class_names)
-        rates = [group["lr"] for group in trainer.optimizer.param_groups]
-        assert rates[1] == pytest.approx(100 * rates[0])
+    tensors = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    assert len(tensors["loss.proxies"]) == len(trainer.plan.train.class_names)
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates[1] == pytest.approx(100 * rates[0])

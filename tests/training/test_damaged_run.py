@@ -8,46 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from tiny_net import TINY_NET
+from safetensors.torch import load_file
+from training_examples import SETTINGS as SMALL
+from training_examples import Witness
 
 from listwise.descriptors import load_model
 from listwise.errors import InputError
 from listwise.training import Trainer, prepare, resume
-from listwise.training.run.view import TrainView
 
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 FLIPS = 40 if SOAK else 2  # bytes of each file, the first and the last among them
 TEXT_FLIPS = 400 if SOAK else 3  # of the small files that people can edit
-SETTINGS = {
-    "backbone": TINY_NET,
-    "weights": "random",
-    "val_fraction": 0.25,
-    "batch_size": 8,
-    "crops": {"size": 32},
-    "updates": 2,
-    "learning_rate": 1e-3,
-    "validate_every": 1,
-    "checkpoint_every": 1,
-    "device": "cpu",
-    "workers": 0,
-}
-
-
-class Messages(TrainView):
-    """Keeps the messages of a run, and interrupts it at an update."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.lines: list[str] = []
-        self.stop_at = stop_at
-
-    def message(self, line: str) -> None:
-        self.lines.append(line)
-
-    def update(self, report) -> None:
-        if report.update == self.stop_at:
-            raise KeyboardInterrupt
+SETTINGS = SMALL | {"val_fraction": 0.25, "batch_size": 8, "updates": 2}
+SETTINGS |= {"validate_every": 1, "checkpoint_every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +28,7 @@ def interrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted after the checkpoint of its first update; leave it as it is."""
     run = tmp_path_factory.mktemp("interrupted") / "run"
     with pytest.raises(KeyboardInterrupt):
-        Trainer(prepare(photos, SETTINGS), run, Messages(stop_at=2)).fit()
+        Trainer(prepare(photos, SETTINGS), run, Witness(stop_at=2)).fit()
     return run
 
 
@@ -65,7 +38,7 @@ def run(interrupted: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(interrupted, tmp_path / "run"))
 
 
-def finish(run: Path, messages: Messages | None = None) -> object:
+def finish(run: Path, messages: Witness | None = None) -> object:
     """Resume a run, and return everything that its result consists of."""
     result = resume(run, messages).fit()
     load_model(result.model, "cpu")
@@ -98,7 +71,7 @@ def test_a_flipped_bit_is_refused_or_changes_no_result(
             changed = bytearray(content)
             changed[place] ^= 1 << int(generator.integers(8))
             (run / name).write_bytes(changed)
-            messages = Messages()
+            messages = Witness()
             try:
                 state, numbers, lines = finish(run, messages)
             except InputError as error:
@@ -118,37 +91,6 @@ def test_a_flipped_bit_is_refused_or_changes_no_result(
         assert "\n" not in message
     counts = {name: len(messages) for name, messages in refused.items()}
     print(f"{len(files)} files; refused by file: {counts}; {noted} notes")
-
-
-def test_every_value_of_a_checkpoint_is_protected(run: Path) -> None:
-    path = run / "checkpoint.safetensors"
-    content = path.read_bytes()
-    first = 8 + int.from_bytes(content[:8], "little")
-    for place in (first, (first + len(content)) // 2, len(content) - 1):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(InputError, match=r"checkpoint\.safetensors is damaged \(it does not"):
-            resume(run)
-    progress = content.index(b'\\"update\\": 1')
-    path.write_bytes(content[:progress] + b'\\"update\\": 0' + content[progress + 13 :])
-    with pytest.raises(InputError, match="does not match its fingerprint"):
-        resume(run)
-
-
-def test_a_run_of_an_earlier_version_has_no_fingerprints(run: Path, interrupted: Path) -> None:
-    path = run / "checkpoint.safetensors"
-    tensors = load_file(path)
-    with safe_open(path, "pt") as file:
-        progress = json.loads(file.metadata()["progress"])
-    del progress["metrics_sum"]
-    save_file(tensors, path, {"progress": json.dumps(progress)})
-    about = json.loads((run / "run.json").read_text())
-    del about["settings_fingerprint"]
-    (run / "run.json").write_text(json.dumps(about))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"update": 2, "lo')  # an unfinished line is usual
-    messages = Messages()
-    assert finish(run, messages) == finish(shutil.copytree(interrupted, run.with_name("sound")))
-    assert not any("metrics.jsonl" in line for line in messages.lines)
 
 
 def test_settings_of_the_machine_may_be_edited(run: Path) -> None:

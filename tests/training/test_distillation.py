@@ -7,37 +7,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_net import TINY_NET
+from training_examples import SETTINGS as SMALL
+from training_examples import Witness
 
 import listwise
 from listwise.descriptors import Model
 from listwise.errors import InputError
-from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
 from listwise.training import resume
-from listwise.training.distillation import DistillationLoss, asymmetric_map
-from listwise.training.run.view import TrainView
+from listwise.training.distillation import DistillationLoss
 
-SETTINGS = {
-    "backbone": TINY_NET,
-    "weights": "random",
-    "val_fraction": 0.4,
-    "val_max_side": 48,
-    "batch_size": 16,
-    "crops": {"size": 48},
-    "updates": 2,
-    "validate_every": 1,
-    "device": "cpu",
-    "workers": 0,
-}
+SETTINGS = SMALL | {"crops": {"size": 48}, "updates": 2, "validate_every": 1}
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     torch.manual_seed(7)
     model = Model(RetrievalNet("test_efficientnet", projection=24, weights="random").eval())
-    model.save(tmp_path_factory.mktemp("teacher") / "model")
-    return model
+    return model.save(tmp_path_factory.mktemp("teacher") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +40,6 @@ def test_the_loss_is_one_minus_the_cosine():
     assert loss(descriptors, torch.tensor([1, 2])).item() == pytest.approx(1 - (0.8 + 1) / 2)
 
 
-def test_asymmetric_search_of_one_model_is_ordinary_search():
-    rows = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
-    labels = np.arange(20) // 4
-    assert asymmetric_map(rows, rows, labels) == pytest.approx(mean_average_precision(rows, labels))
-
-
 def test_the_student_computes_descriptors_like_those_of_the_teacher(photos, teacher, student):
     model = student.model
     assert (model.dim, model.teacher) == (teacher.dim, teacher.fingerprint)
@@ -68,20 +49,16 @@ def test_the_student_computes_descriptors_like_those_of_the_teacher(photos, teac
 
 
 def test_the_teacher_is_freed_before_the_first_update(photos, teacher, tmp_path):
-    class Stopped(TrainView):
-        def update(self, report):
-            raise KeyboardInterrupt
-
     loaded = []
 
     def watch(plan):
-        loaded.append(weakref.ref(plan.parts["teacher"].net))
+        loaded.append(weakref.ref(plan.parts.teacher.net))
 
     with pytest.raises(KeyboardInterrupt) as stopped:
         listwise.train(
             photos,
             tmp_path / "run",
-            view=Stopped(),
+            view=Witness(stop_at=1),
             on_plan=watch,
             teacher=teacher.folder,
             **SETTINGS,
@@ -93,26 +70,27 @@ def test_the_teacher_is_freed_before_the_first_update(photos, teacher, tmp_path)
 
 
 def test_a_resumed_student_needs_no_teacher(photos, teacher, student, tmp_path):
-    class Stopped(TrainView):
-        def update(self, report):
-            raise KeyboardInterrupt
-
     settings = SETTINGS | {"checkpoint_every": 1}
     with pytest.raises(InputError, match=r"`teacher` must be a model, .* not int"):
         listwise.train(photos, tmp_path / "run", teacher=3, **settings)
     with pytest.raises(InputError, match="`teacher` has descriptors of 24 dimensions"):
         listwise.train(photos, tmp_path / "run", teacher=teacher, projection=7, **settings)
     with pytest.raises(KeyboardInterrupt):
-        listwise.train(photos, tmp_path / "run", view=Stopped(), teacher=teacher, **settings)
+        listwise.train(
+            photos, tmp_path / "run", view=Witness(stop_at=1), teacher=teacher, **settings
+        )
+    known = tmp_path / "run" / "teacher.safetensors"
+    content = known.read_bytes()
+    known.write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"teacher\.safetensors is damaged"):
+        resume(tmp_path / "run").fit()
+    known.write_bytes(content)
     resume(tmp_path / "run").fit()
     assert Model(RetrievalNet.load(tmp_path / "run" / "model")).teacher == teacher.fingerprint
     first, second = (
         load_file(run / "checkpoint.safetensors") for run in (tmp_path / "run", student.folder)
     )
     assert all(torch.equal(value, second[key]) for key, value in first.items())
-    (tmp_path / "run" / "teacher.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"teacher\.safetensors is damaged"):
-        resume(tmp_path / "run").fit()
 
 
 def test_only_a_student_queries_the_index_of_the_teacher(photos, teacher, student, tmp_path):

@@ -1,8 +1,6 @@
 import multiprocessing
 import os
 import signal
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 from listwise.data import CropDataset, CropSettings, read_labelled
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
-from listwise.training import loading
 from listwise.training.loading import load_batches
 
 
@@ -25,14 +22,8 @@ def draw(update):
     return np.random.default_rng(update).permutation(48)[:22]
 
 
-def wait_until(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_batches_are_the_same_from_any_number_of_workers_and_in_order(dataset):
+    before = torch.get_rng_state()
     here = list(load_batches(dataset, draw, range(2, 6), workers=0))
     there = list(load_batches(dataset, draw, range(2, 6), workers=2))
     assert len(here) == len(there) == 4
@@ -44,33 +35,7 @@ def test_batches_are_the_same_from_any_number_of_workers_and_in_order(dataset):
         assert a.images.dtype == torch.uint8
         assert not a.errors
     assert not torch.equal(here[0].images, here[1].images)
-
-
-def test_loading_does_not_move_the_random_state_of_training(dataset):
-    before = torch.get_rng_state()
-    for workers in (0, 1):
-        list(load_batches(dataset, draw, range(2), workers))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_one_batch_is_made_ahead_and_no_more(dataset, monkeypatch):
-    made = []
-
-    def assemble(*arguments):
-        for batch in original(*arguments):
-            made.append(batch)
-            yield batch
-
-    original = loading._assemble
-    monkeypatch.setattr(loading, "_assemble", assemble)
-    batches = load_batches(dataset, draw, range(5), workers=1)
-    next(batches)
-    assert wait_until(lambda: len(made) == 2)
-    time.sleep(0.3)
-    assert len(made) == 2
-    next(batches)
-    assert wait_until(lambda: len(made) == 3)
-    batches.close()
 
 
 def test_a_broken_photo_is_replaced_and_reported(photos, tmp_path):
@@ -88,17 +53,6 @@ def test_a_broken_photo_is_replaced_and_reported(photos, tmp_path):
         assert batch.labels.tolist() == images.labels[:20].tolist()
         (error,) = batch.errors
         assert error.startswith(str(broken))
-
-
-def test_stopping_early_leaves_no_threads_and_no_processes(dataset):
-    threads = threading.active_count()
-    batches = load_batches(dataset, draw, range(50), workers=2)
-    next(batches)
-    assert len(multiprocessing.active_children()) == 2
-    batches.close()
-    del batches
-    assert wait_until(lambda: not multiprocessing.active_children())
-    assert wait_until(lambda: threading.active_count() <= threads)
 
 
 def test_a_class_without_a_readable_photo_is_one_line(tmp_path):
@@ -121,8 +75,3 @@ def test_a_worker_that_the_system_ends_is_one_line(dataset):
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(InputError, match="fewer `workers`"), explain_lost_workers():
         list(batches)
-
-
-def test_other_errors_pass_as_they_are():
-    with pytest.raises(RuntimeError, match=r"^something else$"), explain_lost_workers():
-        raise RuntimeError("something else")

@@ -1,14 +1,18 @@
-import dataclasses
-
 import pytest
 import torch
 from step_examples import SoftmaxLoss, make_batch, make_net
 from torch import Tensor, nn
 
 from listwise.models import RetrievalNet
-from listwise.training import memory
-from listwise.training.forward import Forward
-from listwise.training.memory import Fit, free_bytes, graph_memory, images_that_fit, readable_bytes
+from listwise.training import forward as memory
+from listwise.training import loading
+from listwise.training.forward import (
+    Fit,
+    Forward,
+    graph_memory,
+    images_that_fit,
+)
+from listwise.training.loading import keep_photos
 from listwise.training.step import MultistageStep
 
 
@@ -66,21 +70,10 @@ def test_what_is_saved_is_what_the_graph_keeps():
     assert graph_memory(forward, images[:5]) == (10 * image, 5 * 3 * 4 * 4)
 
 
-def test_casts_of_the_weights_are_not_counted_per_image():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 1000))
-    forward = Forward(net, autocast=torch.bfloat16)
-    fit = images_that_fit(forward, torch.rand(4, 3, 8, 8))
-    assert "one image needs 384 B of activations" in fit.reason  # 192 inputs of two bytes
-
-
-def test_the_fold_of_the_weights_is_not_counted_for_an_image():
-    net = RetrievalNet("resnet18", weights="random")
-    images = torch.rand(2, 3, 32, 32)
-    first = graph_memory(Forward(net, autocast=torch.bfloat16), images[:1]).bytes
-    forward = Forward(net, autocast=torch.bfloat16)
-    again = [graph_memory(forward, images[:1]).bytes for _ in range(2)]
-    assert first == again[0] == again[1]
-    assert graph_memory(forward, images).bytes > 1.5 * first
+def test_folded_weights_are_not_counted_per_image():
+    forward = Forward(RetrievalNet("resnet18", weights="random"), autocast=torch.bfloat16)
+    one, two = (graph_memory(forward, torch.rand(n, 3, 32, 32)).bytes for n in (1, 2))
+    assert 0 < two - one < 0.1 * one
 
 
 def test_free_memory_decides(monkeypatch):
@@ -99,31 +92,11 @@ def test_free_memory_decides(monkeypatch):
     assert images_that_fit(forward, images).images == 10**9 // (two - one)
 
 
-def test_a_gpu_s_memory_is_not_filled_for_nothing(monkeypatch):
-    forward, (images, _) = Forward(make_net(), autocast=None), make_batch(8)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**12)
-    monkeypatch.setattr(forward, "device", torch.device("cuda"))
-    monkeypatch.setattr(forward, "ready", lambda images: images)
-    monkeypatch.setattr(forward, "_generators", list)
-    fit = images_that_fit(forward, images)
-    assert fit.images > 10**4
-    assert fit.choose(4 * fit.images)[0] <= 256
-    assert dataclasses.replace(fit, images=1000).choose(4096)[0] == 256
-    assert dataclasses.replace(fit, images=100).choose(4096)[0] == 100
-    largest = 8 * 8 * 8  # elements of an image after the first convolution
-    monkeypatch.setattr(memory, "CUDA_ELEMENTS", 128 * largest)
-    assert images_that_fit(forward, images).choose(4 * fit.images)[0] == 128
-
-
-def test_a_batch_that_fits_is_taken_whole():
-    fit = Fit(images=100, useful=16, reason="there is room")
-    assert fit.choose(100) == (100, "all 100 images in one pass: there is room")
-    assert dataclasses.replace(fit, images=5).choose(101)[0] == 5
-
-
 @pytest.mark.parametrize("batch", [101, 112, 113, 4096])
 def test_micro_batches_are_few_and_nearly_equal(batch):
-    micro_batch, choice = Fit(images=100, useful=16, reason="there is room").choose(batch)
+    fit = Fit(images=100, useful=16, reason="there is room")
+    assert fit.choose(100) == (100, "all 100 images in one pass: there is room")
+    micro_batch, choice = fit.choose(batch)
     assert choice == f"micro-batches of {micro_batch}: there is room"
     assert micro_batch <= 16
     sizes = [len(part) for part in torch.arange(batch).split(micro_batch)]
@@ -131,23 +104,25 @@ def test_micro_batches_are_few_and_nearly_equal(batch):
     assert sum(micro_batch - size for size in sizes) < len(sizes)
 
 
-def test_a_container_s_limit_counts(tmp_path):
-    assert memory._available_to_container(tmp_path) > 10**15
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("600\n")
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 200\n")
-    assert memory._available_to_container(tmp_path) > 10**15
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert memory._available_to_container(tmp_path) == 600
+def test_photos_are_kept_where_they_fit(monkeypatch):
+    """A device that decodes, with memory of its own."""
+    free = {"cpu": 4e9, "meta": 8e9}
+    monkeypatch.setattr(loading, "gpu_decodes", lambda device: device.type == "meta")
+    monkeypatch.setattr(loading, "free_bytes", lambda device: int(free[device.type]))
 
+    def keep(device="meta"):
+        return keep_photos(10, int(1.9e9), torch.device(device))
 
-def test_free_memory_is_believable():
-    assert 10**6 < free_bytes(torch.device("cpu")) < 10**14
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(384, "384 B"), (999.7, "1 kB"), (2_100, "2.1 kB"), (212e6, "212 MB"), (11.24e9, "11.2 GB")],
-)
-def test_sizes_are_readable(size, text):
-    assert readable_bytes(size) == text
+    kept, line = keep()
+    assert (kept.on_device, kept.budget) == (True, 1.9e9)
+    assert line == "decoded photos are kept in GPU memory: 1.9 GB of 2.0 GB allowed"
+    free["meta"] = 4e9
+    kept, line = keep()
+    assert (kept.on_device, kept.budget) == (False, 1.9e9)
+    assert "kept in host memory: 1.9 GB of 2.0 GB allowed" in line
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # processes share the memory of the host
+    kept, line = keep()
+    assert kept is None
+    assert "decoded again in every update: they would take 1.9 GB" in line
+    assert "GPU (1.0 GB) and on the host (1.0 GB)" in line
+    assert keep("cpu") == (None, "")

@@ -6,12 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
+from training_examples import SETTINGS as SMALL
+from two_processes import in_two_processes
 
 from listwise.errors import InputError
-from listwise.settings import ContrastiveSettings, TripletSettings, make_config
-from listwise.training.mining import miners as mining
-from listwise.training.mining.miners import (
-    ContrastiveMiner,
+from listwise.settings import TripletSettings, make_config
+from listwise.training import Trainer, prepare
+from listwise.training.run import read_metrics
+from listwise.training.sampling import (
     TripletMiner,
     fixed_positives,
     hardest_triplets,
@@ -37,12 +39,10 @@ def all_triplets(descriptors, labels, query):
     return sorted(found, reverse=True)
 
 
-@given(pools(), st.integers(1, 30), st.sampled_from([1, 7, 512]))
-def test_the_hardest_triplets_are_the_hardest_of_all(pool, hardest, block):
+@given(pools(), st.integers(1, 30))
+def test_the_hardest_triplets_are_the_hardest_of_all(pool, hardest):
     descriptors, labels = pool
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mining, "_BLOCK", block)
-        gaps, pairs = hardest_triplets(descriptors, labels, hardest)
+    gaps, pairs = hardest_triplets(descriptors, labels, hardest)
     assert gaps.shape == (len(labels), min(hardest, len(labels)))
     for query in range(len(labels)):
         expected = all_triplets(descriptors, labels, query)[: gaps.shape[1]]
@@ -58,8 +58,8 @@ def test_the_hardest_triplets_are_the_hardest_of_all(pool, hardest, block):
         assert len({(p, n) for _, p, n in found}) == len(found)
 
 
-@given(pools(), st.integers(1, 5), st.randoms(use_true_random=False), st.sampled_from([1, 512]))
-def test_negatives_are_the_nearest_of_the_pool_one_of_a_class(pool, count, random, block):
+@given(pools(), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_negatives_are_the_nearest_of_the_pool_one_of_a_class(pool, count, random):
     descriptors, labels = pool
     rows = list(range(len(labels)))
     queries = torch.tensor(random.sample(rows, random.randint(1, len(rows))))
@@ -68,9 +68,7 @@ def test_negatives_are_the_nearest_of_the_pool_one_of_a_class(pool, count, rando
         with pytest.raises(InputError, match="too few classes"):
             nearest_of_other_classes(descriptors, labels, queries, among, count)
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mining, "_BLOCK", block)
-        found = nearest_of_other_classes(descriptors, labels, queries, among, count)
+    found = nearest_of_other_classes(descriptors, labels, queries, among, count)
     for query, negatives in zip(queries.tolist(), found.tolist(), strict=True):
         taken = {int(labels[query])}
         expected = []
@@ -93,12 +91,6 @@ def test_fixed_positives_are_others_of_the_class(labels, seed):
         else:
             assert positive != i
             assert labels[positive] == labels[i]
-
-
-def test_every_other_of_the_class_may_be_the_positive():
-    labels = np.array([1, 0, 0, 1, 0, 0])
-    drawn = {fixed_positives(labels, np.random.default_rng(seed))[2] for seed in range(50)}
-    assert drawn == {1, 4, 5}
 
 
 def describe(photos, dim=8):
@@ -142,60 +134,6 @@ def test_queries_without_a_loss_are_not_drawn(form, is_drawn):
     assert (labels[triplets[:, 0]] == 0).any() == is_drawn
 
 
-def test_training_continues_if_no_triplet_has_a_loss():
-    labels = np.repeat([0, 1], 3)
-    miner = TripletMiner(TripletSettings(tuples=4), labels, 0)
-    triplets = miner.tuples(0, np.arange(6), torch.eye(2)[torch.from_numpy(labels)])
-    assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all()
-    assert (labels[triplets[:, 0]] != labels[triplets[:, 2]]).all()
-
-
-def test_a_pool_without_pairs_is_one_line():
-    miner = TripletMiner(TripletSettings(tuples=4), np.arange(6), 0)
-    with pytest.raises(InputError, match=r"triplet\.pool") as caught:
-        miner.tuples(0, np.arange(6), describe(range(6)))
-    assert "\n" not in str(caught.value)
-
-
-def test_contrastive_tuples_are_those_of_the_paper():
-    settings = ContrastiveSettings(tuples=7, pool=60, refresh=40, negatives=3)
-    miner = ContrastiveMiner(settings, LABELS, seed=3)
-    assert (miner.period, miner.per_update) == (5, 7)
-    photos = miner.photos(10)
-    queries, pool = miner._draw(10)
-    assert (len(queries), len(pool)) == (35, 60)
-    np.testing.assert_array_equal(photos, np.union1d(queries, pool))
-    tuples = miner.tuples(10, photos, describe(photos))
-    assert tuples.shape == (35, 5)
-    np.testing.assert_array_equal(tuples[:, 0], queries)
-    assert len(np.unique(queries)) == 35
-    np.testing.assert_array_equal(tuples[:, 1], miner.positives[queries])
-    for query, _, *negatives in tuples.tolist():
-        near = sorted(pool.tolist(), key=lambda i: -float(describe([query]) @ describe([i]).T))
-        classes, expected = {LABELS[query]}, []
-        for photo in near:
-            if LABELS[photo] not in classes:
-                expected.append(photo)
-                classes.add(LABELS[photo])
-        assert negatives == expected[:3]
-    # The pairs are the same at the next mining, the queries and negatives others.
-    again = miner.tuples(15, miner.photos(15), describe(miner.photos(15)))
-    assert set(again[:, 0]) != set(queries)
-    np.testing.assert_array_equal(again[:, 1], miner.positives[again[:, 0]])
-
-
-@pytest.mark.parametrize("loss", ["triplet", "contrastive"])
-def test_what_is_mined_repeats_by_seed_and_update(loss):
-    def mine(seed, update):
-        miner = make_miner(make_config({"loss": loss, "seed": seed}, "here"), LABELS)
-        photos = miner.photos(update)
-        return miner.tuples(update, photos, describe(photos)).tolist()
-
-    assert mine(1, 5) == mine(1, 5)
-    assert mine(1, 5) != mine(1, 6)
-    assert mine(1, 5) != mine(2, 5)
-
-
 @pytest.mark.parametrize("loss", ["triplet", "contrastive"])
 @pytest.mark.parametrize("tuples", [3, 500])
 def test_a_small_set_bounds_the_pool_and_what_is_mined_at_once(loss, tuples):
@@ -215,10 +153,43 @@ def test_photos_that_cannot_be_read_are_not_asked_for(loss):
     found = miner.tuples(0, photos, describe(photos))
     chosen = np.delete(found, 1, axis=1) if loss == "contrastive" else found  # a fixed positive
     assert np.isin(chosen, photos).all()
-    with pytest.raises(InputError, match=r"a pool of 0 photos has no triplet|none of the drawn"):
+    with pytest.raises(InputError, match=r"increase `triplet\.pool`|none of the drawn") as caught:
         miner.tuples(0, photos[:0], describe(range(1))[:0])
+    assert "\n" not in str(caught.value)
 
 
-def test_other_losses_are_not_mined():
-    assert make_miner(make_config({}, "here"), LABELS) is None
-    assert make_miner(make_config({"loss": "fastap"}, "here"), LABELS) is None
+SETTINGS = SMALL | {
+    "val_fraction": 0.3,
+    "micro_batch": 4,
+    "updates": 3,
+    "validate_every": 3,
+    "triplet": {"tuples": 5, "pool": 25, "refresh": 10},
+    "contrastive": {"tuples": 3, "negatives": 2, "pool": 9, "refresh": 6},
+}
+
+
+def fit(photos, run, loss):
+    trainer = Trainer(prepare(photos, SETTINGS | {"loss": loss}), run)
+    return trainer.fit(), np.array(trainer.progress.tuples)
+
+
+def work(rank, folder, photos):
+    return {loss: fit(photos, folder / loss, loss) for loss in ("triplet", "contrastive")}
+
+
+def test_two_processes_mine_and_train_like_one(photos, tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    both = in_two_processes(work, tmp_path, tmp_path, photos)
+    for loss in ("triplet", "contrastive"):
+        result, tuples = fit(photos, tmp_path / "one" / loss, loss)
+        for other, other_tuples in (both[0][loss], both[1][loss]):
+            np.testing.assert_array_equal(other_tuples, tuples)
+            assert other.counts == result.counts
+        lines = zip(
+            read_metrics(tmp_path / "one" / loss), read_metrics(tmp_path / loss), strict=True
+        )
+        for line, other in lines:
+            for name in ("loss", "validation_map", "forwards"):
+                assert other.get(name) == pytest.approx(line.get(name), abs=1e-5)
+    torch.set_num_threads(threads)

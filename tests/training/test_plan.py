@@ -36,44 +36,33 @@ def test_a_split_column_decides(photos, tmp_path):
     plan = prepare(table, {})
     assert plan.validation.class_names == ("c5", "c6", "c7")
     assert plan.train.class_names == ("c0", "c1", "c2", "c3", "c4")
-
-
-def test_a_class_in_both_splits_is_refused(photos, tmp_path):
-    turn = iter(range(48))
-    table = write_table(
-        tmp_path / "t.csv", photos, lambda k: "val" if next(turn) % 6 == 0 else "train"
-    )
-    with pytest.raises(InputError, match="class 'c0' is in both splits"):
-        prepare(table, {})
-
-
-def test_without_a_val_split_classes_of_train_are_held_out(photos, tmp_path):
-    table = write_table(tmp_path / "t.csv", photos, lambda k: "test" if k > 4 else "train")
-    plan = prepare(table, {})
-    used = set(plan.train.class_names) | set(plan.validation.class_names)
-    assert used == {"c0", "c1", "c2", "c3", "c4"}
+    # Without a val split, classes of train are held out.
+    plan = prepare(write_table(table, photos, lambda k: "test" if k > 4 else "train"), {})
+    assert sorted(plan.train.class_names + plan.validation.class_names) == [
+        *("c0", "c1", "c2", "c3", "c4")
+    ]
     assert len(plan.validation.class_names) == 2
 
 
-def test_a_missing_train_split_is_named(photos, tmp_path):
-    table = write_table(tmp_path / "t.csv", photos, lambda k: "test" if k > 4 else "learn")
-    with pytest.raises(InputError, match="'train'; the splits are: learn, test"):
-        prepare(table, {})
-
-
-def test_validation_of_single_photos_is_refused(photos, tmp_path):
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        (lambda number: number % 6 == 0, "class 'c0' is in both splits"),
+        (lambda number: number >= 6, "at least two classes with two or more photos, found 1"),
+        (lambda number: number == 0, "validation needs at least one class"),
+    ],
+)
+def test_splits_that_cannot_be_trained_on_are_refused(photos, tmp_path, held_out, message):
+    """Of 8 classes of 6 photos; in the last case the held-out photo has a class of its own."""
     images = read_labelled(photos)
-    lines = [f"{p},c{k},train" for p, k in zip(images.paths, images.labels, strict=True)]
-    lines += [f"{images.paths[0]},x,val", f"{images.paths[1]},y,val"]
-    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]))
-    with pytest.raises(InputError, match="validation needs at least one class"):
+    single = "one class" in message
+    rows = ["path,label,split"]
+    for i, (path, label) in enumerate(zip(images.paths, images.labels, strict=True)):
+        split = "val" if held_out(i) else "train"
+        rows.append(f"{path},{'x' if single and held_out(i) else f'c{label}'},{split}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    with pytest.raises(InputError, match=message):
         prepare(tmp_path / "t.csv", {})
-
-
-def test_one_class_to_train_on_is_refused(photos, tmp_path):
-    table = write_table(tmp_path / "t.csv", photos, lambda k: "val" if k else "train")
-    with pytest.raises(InputError, match="at least two classes with two or more photos, found 1"):
-        prepare(table, {})
 
 
 def test_the_paper_preset_is_the_paper_but_for_what_there_is_not(photos):
@@ -88,24 +77,6 @@ def test_the_paper_preset_is_the_paper_but_for_what_there_is_not(photos):
     (note,) = plan.notes
     assert "4096" in note
     assert str(len(plan.train)) in note
-
-
-def test_given_settings_stand_with_either_preset(photos):
-    given = {"batch_size": 10, "crops": {"flip": 0.5}, "workers": 0, "device": "cpu"}
-    for preset in ("auto", "paper"):
-        plan = prepare(photos, given, preset)
-        assert plan.config.batch_size == 10
-        assert plan.config.crops.flip == 0.5
-        assert plan.config.workers == 0
-        assert not plan.notes
-
-
-def test_numbers_written_as_text_are_numbers(photos):
-    given = {"device": "cpu", "batch_size": "16", "crops": {"size": "64"}}
-    numbers = {"device": "cpu", "batch_size": 16, "crops": {"size": 64}}
-    plan = prepare(photos, given)
-    assert plan.config == prepare(photos, numbers).config
-    assert plan.config.val_max_side == 128
 
 
 def test_broken_photos_are_left_out_and_named(photos, tmp_path):
@@ -131,10 +102,21 @@ def test_the_fingerprint_knows_names_labels_and_boxes(photos, tmp_path):
     assert boxed != plain
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:99", "mps"])
-def test_a_device_that_is_not_there_is_one_line(photos, device):
-    with pytest.raises(InputError, match="device") as caught:
-        prepare(photos, {"device": device})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"adapter": True, "projection": 8}, "leave `projection` out"),
+        ({"adapter": True, "lora": 2}, "leave `lora` out"),
+        ({"adapter": True, "loss": "triplet"}, "does not work with the mined tuples"),
+        ({"teacher": "m", "memory": 9}, "`teacher` does not work with"),
+        ({"loss": "triplet", "memory": 5}, "`memory`: the loss triplet is trained on mined tuples"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_line(photos, given, message):
+    with pytest.raises(InputError, match=message) as caught:
+        prepare(photos, given)
     assert "\n" not in str(caught.value)
 
 
@@ -167,5 +149,5 @@ def test_nested_folders_are_levels_of_the_hierarchical_loss(photos, tmp_path):
     labels = plan.train.labels
     groups = [name[0] for name in plan.train.class_names]
     for update in range(8):  # two classes: both of one group, unless the other one is held out
-        first, second = (groups[k] for k in np.unique(labels[trainer._draw_batch(labels, update)]))
+        first, second = (groups[k] for k in np.unique(labels[trainer.parts.batches.draw(update)]))
         assert first == second or 1 in (groups.count(first), groups.count(second))

@@ -74,19 +74,6 @@ def test_large_classes_are_over_represented():
     np.testing.assert_allclose(mean, expected, rtol=0.06)
 
 
-def test_single_images_do_not_crowd_out_the_pairs():
-    labels = np.r_[np.arange(1000), np.repeat(np.arange(1000, 1005), 2)]
-    for update in range(20):
-        _, counts = np.unique(labels[draw_batch(labels, 16, 0, update)], return_counts=True)
-        assert (counts == 2).sum() == 5
-
-
-def test_the_order_within_a_batch_is_random():
-    labels = np.repeat(np.arange(2), 50)
-    first_half = np.mean([labels[draw_batch(labels, 100, 0, u)][:50].mean() for u in range(30)])
-    assert 0.45 < first_half < 0.55
-
-
 LEVELS = np.array([[k // 8, k // 4, k] for k in range(48)])  # six groups of two groups of four
 
 
@@ -102,24 +89,3 @@ def test_classes_come_with_relatives_at_every_level(count):
         assert all(len(np.unique(groups[groups[:, 0] == k, 1])) == 2 for k in groups[:, 0])
         outer = len(np.unique(groups[:, 0]))
         assert count / 8 <= outer <= count / 4
-
-
-@settings(deadline=None, max_examples=30)
-@given(label_lists, st.integers(2, 80), st.integers(1, 4))
-def test_levels_change_only_which_classes_take_part(labels, batch_size, wide):
-    levels = np.arange(labels.max() + 1)[:, None] // [wide * 3, 1]
-    batch = draw_batch(labels, batch_size, 0, 0, levels=levels)
-    plain = draw_batch(labels, batch_size, 0, 0)
-    assert len(np.unique(batch)) == len(batch)
-    assert len(np.unique(labels[batch])) == len(np.unique(labels[plain]))
-    sizes = np.bincount(labels)
-    several = [int((sizes[np.unique(labels[each])] > 1).sum()) for each in (batch, plain)]
-    assert several[0] == several[1]
-
-
-def test_every_class_has_its_turn_with_levels():
-    labels = np.repeat(np.arange(48), 2)
-    turns = np.zeros(48)
-    for update in range(120):
-        turns += np.bincount(labels[draw_batch(labels, 16, 0, update, levels=LEVELS)], minlength=48)
-    assert turns.min() > 16  # the mean is 40 photos

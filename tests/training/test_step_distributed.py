@@ -1,14 +1,11 @@
 """Two processes on the CPU against one."""
 
-import gc
-from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from custom_parts import pairwise_loss
 from step_examples import (
     Crowded,
@@ -21,7 +18,7 @@ from step_examples import (
     tuple_batch,
 )
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from two_processes import in_two_processes
 
 from listwise.errors import InputError
 from listwise.losses import (
@@ -36,9 +33,8 @@ from listwise.losses import (
     TripletLoss,
     class_balanced_weights,
 )
-from listwise.training import Trainer, distributed, prepare
-from listwise.training.cross_batch import CrossBatchMemory
-from listwise.training.objective import bind_tuples
+from listwise.training import Trainer, prepare
+from listwise.training.objective import CrossBatchMemory, bind_tuples
 from listwise.training.step import MultistageStep
 
 
@@ -91,8 +87,8 @@ def proxies():
 
 
 def run_proxies(rank):
-    net, loss, (images, labels) = make_net(), proxies(), make_batch(11)
-    value = MultistageStep(net, loss, 3)(part(images, (7, 4), rank), part(labels, (7, 4), rank))
+    net, loss = make_net(), proxies()
+    value = MultistageStep(net, loss, 3)(*share(make_batch(11), (7, 4), rank))
     return value, gradients(net), loss.proxies.grad
 
 
@@ -105,10 +101,9 @@ def run_memory(rank, parts=((7, 4), (5, 6))):
     values = []
     for first, part_sizes in enumerate(parts):
         images, labels = make_batch(11 + first)
-        photos = torch.arange(11) + 4 * first
-        mine = (part(rows[:11], part_sizes, rank) for rows in (images, labels, photos))
-        values.append(step(*mine))
-    return torch.stack(values), gradients(net), memory.state()
+        batch = images[:11], labels[:11], torch.arange(11) + 4 * first
+        values.append(step(*share(batch, part_sizes, rank)))
+    return torch.stack(values), gradients(net), memory.state_dict()
 
 
 class WithSpareParts(nn.Module):
@@ -141,8 +136,9 @@ class FailsInProcess1(nn.Module):
         return self.net(images)
 
 
-def part(tensor, parts, rank):
-    return tensor.split(parts)[rank]
+def share(batch, parts, rank):
+    """The part of a process of each tensor of a batch."""
+    return [tensor.split(parts)[rank] for tensor in batch]
 
 
 def case_batch(loss, size, dtype):
@@ -153,26 +149,26 @@ def case_batch(loss, size, dtype):
 
 def run_case(rank, case):
     loss, dtype, micro_batch, parts, weighting = case
-    net, (images, labels) = make_net(dtype), case_batch(loss(), sum(parts), dtype)
+    net, batch = make_net(dtype), case_batch(loss(), sum(parts), dtype)
     step = MultistageStep(net, loss(), micro_batch, weighting=weighting)
-    value = step(part(images, parts, rank), part(labels, parts, rank))
+    value = step(*share(batch, parts, rank))
     return value, gradients(net), step.counts
 
 
 def run_twice(rank):
-    net, (images, labels) = make_net(), make_batch(8)
+    net = make_net()
     step = MultistageStep(net, SoftmaxLoss(), 3)
     for _ in range(2):
-        step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+        step(*share(make_batch(8), (4, 4), rank))
     return gradients(net)
 
 
 def run_failure(rank, error, with_graph):
     """The exception that a failure of process 1 becomes here."""
-    net, (images, labels) = make_net(), make_batch(8)
+    net = make_net()
     step = MultistageStep(FailsInProcess1(net, error, with_graph), SoftmaxLoss(), 2)
     try:
-        step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+        step(*share(make_batch(8), (4, 4), rank))
     except Exception as caught:
         assert all(p.grad is None for p in net.parameters())
         return f"{type(caught).__name__}: {caught}"
@@ -180,62 +176,32 @@ def run_failure(rank, error, with_graph):
 
 
 def run_spare_parts(rank):
-    net, (images, labels) = WithSpareParts(make_net(), use=rank == 0), make_batch(8)
-    step = MultistageStep(net, SoftmaxLoss(), 3)
-    step(part(images, (4, 4), rank), part(labels, (4, 4), rank))
+    net = WithSpareParts(make_net(), use=rank == 0)
+    MultistageStep(net, SoftmaxLoss(), 3)(*share(make_batch(8), (4, 4), rank))
     return net.sometimes.grad, net.never.grad
 
 
 def run_out_of_memory(rank):
-    net, (images, labels) = make_net(), make_batch(11)
+    net = make_net()
     step = MultistageStep(Crowded(net, room=3 if rank == 1 else 100), SoftmaxLoss())
-    step(part(images, (7, 4), rank), part(labels, (7, 4), rank))
+    step(*share(make_batch(11), (7, 4), rank))
     return step.micro_batch, gradients(net)
 
 
-class Counting(nn.Module):
-    """A network that counts its forwards."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.forwards = 0
-
-    def forward(self, images):
-        self.forwards += 1
-        return self.net(images)
-
-
 def run_whole_batch_loss(rank, folder, photos):
-    """The errors of step and trainer for a loss that cannot be split, and the forwards before."""
-    net, (images, labels) = Counting(make_net()), make_batch(8)
+    """The errors of step and trainer for a loss that cannot be split."""
     messages = []
-    try:
-        MultistageStep(net, pairwise_loss, 2)(
-            part(images, (4, 4), rank), part(labels, (4, 4), rank)
-        )
-    except InputError as error:
-        messages.append(str(error))
     plan = prepare(photos, {"loss": pairwise_loss, "device": "cpu", "val_fraction": 0.4})
-    try:
-        Trainer(plan, f"{folder}/run")
-    except InputError as error:
-        messages.append(str(error))
-    return messages, net.forwards
+    step = MultistageStep(make_net(), pairwise_loss, 2)
+    for call in (lambda: step(*make_batch(8)), lambda: Trainer(plan, f"{folder}/run")):
+        try:
+            call()
+        except InputError as error:
+            messages.append(str(error))
+    return messages
 
 
-def worker(rank, folder, photos):
-    gc.freeze()  # as in programs.py
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
-    # Small buckets, so that these small networks need several.
-    distributed.BUCKET_BYTES = 1000
+def work(rank, folder, photos):
     results = {name: run_case(rank, case) for name, case in CASES.items()}
     results["twice"] = run_twice(rank)
     results["fails at once"] = run_failure(rank, InputError("bad image"), with_graph=False)
@@ -245,17 +211,16 @@ def worker(rank, folder, photos):
     results["proxies"] = run_proxies(rank)
     results["memory"] = run_memory(rank)
     results["whole batch"] = run_whole_batch_loss(rank, folder, photos)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, photos):
     """What each of the two processes got: a list of two dictionaries."""
     folder = tmp_path_factory.mktemp("two-processes")
-    mp.start_processes(worker, (str(folder), str(photos)), nprocs=2, start_method="forkserver")
+    found = in_two_processes(work, folder, str(folder), str(photos))
     assert not (folder / "run").exists()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    return found
 
 
 def whole(gradients):
@@ -344,17 +309,7 @@ def test_a_parameter_used_in_one_process_has_a_gradient_in_both(results):
 
 def test_a_loss_of_whole_batches_reports_what_several_processes_need(results):
     for result in results:
-        messages, forwards = result["whole batch"]
+        messages = result["whole batch"]
         needed = "queries=(start, stop) that makes it return the share of these rows of the batch"
         assert len(messages) == 2
         assert all(needed in message and "\n" not in message for message in messages)
-        assert forwards == 0
-
-
-def test_data_parallel_wrappers_are_refused(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/x", rank=0, world_size=1)
-    try:
-        with pytest.raises(InputError, match=r"pass net\.module"):
-            MultistageStep(DistributedDataParallel(make_net()), SoftmaxLoss(), 4)
-    finally:
-        dist.destroy_process_group()

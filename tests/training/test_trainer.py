@@ -7,86 +7,24 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_net import TINY_NET
+from timm.models import register_model
+from tiny_net import TinyNet
 from torch import nn
+from training_examples import SETTINGS, Witness, same_state
 
 from listwise.errors import InputError
-from listwise.evaluation import mean_average_precision
 from listwise.models import RetrievalNet
-from listwise.models.embed import embed_photos
-from listwise.models.folding import make_folded_copy
-from listwise.settings import make_config
-from listwise.training import Trainer, forward, prepare, resume
-from listwise.training import trainer as trainer_module
-from listwise.training.memory import Fit
-from listwise.training.run.record import read_metrics
-from listwise.training.run.view import TrainView
-from listwise.training.sampling import draw_batch
-from listwise.training.trainer import smallest_batch, worth_compiling
+from listwise.models.storage import read_model
+from listwise.training import Trainer, prepare, resume
+from listwise.training.forward import Fit
+from listwise.training.run import read_metrics
 
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
-SETTINGS = {
-    "backbone": TINY_NET,
-    "weights": "random",
-    "val_fraction": 0.4,
-    "val_max_side": 48,
-    "batch_size": 16,
-    "micro_batch": 8,
-    "crops": {"size": 32},
-    "updates": 6,
-    "learning_rate": 1e-3,
-    "warmup": 0,
-    "patience": None,
-    "validate_every": 2,
-    "checkpoint_every": 3,
-    "device": "cpu",
-    "workers": 0,
-}
-
-
-class Witness(TrainView):
-    """Records all events, and stops the run at `stop_at`."""
-
-    def __init__(self, stop_at=None, wants_estimate=False):
-        self.wants_estimate = wants_estimate
-        self.lines, self.maps, self.losses, self.work = [], {}, [], []
-        self.fingerprints = {}
-        self.trainer = None
-        self.stop_at = stop_at
-
-    def message(self, line):
-        self.lines.append(line)
-
-    def progress(self, what, done, total):
-        self.work.append((what, done, total))
-
-    def update(self, report):
-        self.losses.append(report.loss)
-        if report.update == self.stop_at:
-            raise KeyboardInterrupt
-
-    def validation(self, report):
-        self.maps[report.update] = report.mean_average_precision
-        if self.trainer is not None:
-            self.fingerprints[report.update] = self.trainer.net.fingerprint()
 
 
 def train(data, run, view=None, **given):
     return Trainer(prepare(data, SETTINGS | given), run, view).fit()
-
-
-def same_state(a, b):
-    """Whether two runs left the same networks, moments and random state, to the bit."""
-    for name in ("checkpoint.safetensors", "model/model.safetensors"):
-        first, second = load_file(a / name), load_file(b / name)
-        assert first.keys() == second.keys()
-        for key in first:
-            assert torch.equal(first[key], second[key]), (name, key)
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +32,6 @@ def finished(photos, tmp_path_factory):
     """A finished run: its result and what its view has recorded; leave its folder as it is."""
     view = Witness()
     return train(photos, tmp_path_factory.mktemp("finished") / "run", view), view
-
-
-def test_training_is_never_worse_than_the_start(photos, tmp_path):
-    """Updates that destroy the network: the model is the network before training."""
-    view = Witness()
-    given = {"backbone": "test_resnet", "learning_rate": 0.3, "updates": 2, "validate_every": 1}
-    result = train(photos, tmp_path / "run", view, **given)
-    assert max(view.maps[1], view.maps[2]) < view.maps[0] - 0.05
-    assert (result.best_update, result.best_map) == (0, result.first_map)
-    assert (
-        sum("better validation mAP than the network before training" in x for x in view.lines) == 1
-    )
-    torch.manual_seed(prepare(photos, SETTINGS).config.seed)
-    start = RetrievalNet("test_resnet", weights="random")
-    kept = RetrievalNet.load(tmp_path / "run" / "model")
-    assert kept.fingerprint() == start.fingerprint()
 
 
 def test_a_run_leaves_what_it_should(photos, finished):
@@ -135,12 +57,13 @@ def test_a_run_leaves_what_it_should(photos, finished):
     assert result.first_map == view.maps[0]
     assert result.best_map == max(view.maps.values()) == view.maps[result.best_update]
     assert (result.updates, result.counts.updates) == (6, 6)
-    config = json.loads((run / "model" / "config.json").read_text())
-    training = config["provenance"]["training"]
+    config = read_model(run / "model").info.network
+    training = config.provenance["training"]
     assert training["validation_map"] == result.best_map
     assert training["settings"]["crops"]["size"] == 32
     assert not list(run.rglob("*.tmp"))
-    assert view.work[-1] == ("validating", len(plan.validation), len(plan.validation))
+    validated = [what for what, done, total in view.work if done == total == len(plan.validation)]
+    assert validated.count("validating") == len(view.maps)
 
     board = EventAccumulator(str(run / "tensorboard"))
     board.Reload()
@@ -150,57 +73,37 @@ def test_a_run_leaves_what_it_should(photos, finished):
     assert {event.step for event in board.Images("ranked lists")} == {0, 2, 4, 6}
 
 
-def test_the_saved_network_has_the_reported_validation_map(photos, finished):
-    result, _ = finished
-    assert result.best_update > 0
-    validation = prepare(photos, SETTINGS).validation
-    found = embed_photos(RetrievalNet.load(result.model), validation, max_side=48)
-    value = mean_average_precision(found.descriptors.numpy(), validation.labels)
-    assert value == pytest.approx(result.best_map)
-
-
 def test_training_learns(photos, tmp_path):
     view = Witness()
     given = {"updates": 12, "validate_every": 12, "batch_size": 24, "micro_batch": "auto"}
     result = train(photos, tmp_path / "run", view, **given)
     assert np.mean(view.losses[-3:]) < 0.9 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
-    (choice,) = view.lines
+    choice, size = view.lines
     assert choice.startswith("all 24 images in one pass: ")
+    assert size.startswith("photo size chosen on validation: ")
 
 
 def test_the_best_network_is_kept_and_training_stops_when_patience_ends(photos, tmp_path):
+    """Updates that destroy the network: the model is the network before training."""
     view = Witness()
-    given = {"learning_rate": 0.5, "patience": 2, "updates": 40, "validate_every": 1}
-    given |= {"backbone": "test_resnet"}  # which such a rate destroys
+    given = {"backbone": "test_resnet", "learning_rate": 0.3, "patience": 2, "validate_every": 1}
     trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path / "run", view)
-    view.trainer = trainer
+    start = trainer.net.fingerprint()
     result = trainer.fit()
-    best = max(view.maps, key=lambda update: view.maps[update])  # the first of equals
-    assert result.best_update == best
-    assert result.best_map == view.maps[best]
-    assert result.updates == best + 2 < 40
-    kept = RetrievalNet.load(result.model)
-    assert kept.fingerprint() == view.fingerprints[best]
-    assert kept.fingerprint() != view.fingerprints[result.updates]
-    assert view.maps[result.updates] < result.best_map
-    assert view.lines[-1].startswith(
-        f"stopped after update {result.updates}: no better mAP in the last 2 validations"
-    )
+    assert max(view.maps[1], view.maps[2]) < view.maps[0] - 0.05
+    assert (result.best_update, result.updates) == (0, 2)
+    assert result.best_map == result.first_map == view.maps[0]
+    assert RetrievalNet.load(result.model).fingerprint() == start != trainer.net.fingerprint()
+    assert "better validation mAP than the network before training" in view.lines[-3]
+    assert view.lines[-2] == "stopped after update 2: no better mAP in the last 2 validations"
 
 
-def test_a_warm_up_rises_first(photos, tmp_path):
-    plan = prepare(photos, SETTINGS | {"warmup": 2, "updates": 4})
-    trainer = Trainer(plan, tmp_path / "run")
-    rates = [trainer._set_learning_rate(update) for update in range(4)]
-    assert rates == pytest.approx([1e-3 * r for r in (1 / 3, 0.75 * 2 / 3, 0.5, 0.25)])
-
-
-def with_dropout(*arguments, **options):
+@register_model
+def tiny_dropout(pretrained=False, **options):
     """A network that draws random numbers when it trains."""
-    net = RetrievalNet(*arguments, **options)
-    net.projection = nn.Sequential(nn.Dropout(0.3), nn.Linear(net.dim, 16))
-    net.dim = 16
+    net = TinyNet()
+    net.norm2 = nn.Sequential(nn.BatchNorm2d(96), nn.Dropout(0.3))
     return net
 
 
@@ -219,8 +122,12 @@ def with_dropout(*arguments, **options):
         ),
         {"loss": "contrastive", "contrastive": {"tuples": 3, "negatives": 2, "refresh": 15}},
         {"ema": 0.5},
+        {"backbone": "test_vit", "val_max_side": 32, "lora": 2},
+        {"adapter": True},
+        {"memory": 12, "memory_warmup": 1},
+        {"loss": "proxy-anchor", "matryoshka": [8]},
     ],
-    ids=["dropout", "batches that differ in size", "mined triplets", "mined tuples", "average"],
+    ids=lambda given: ", ".join(given) or "dropout",
 )
 def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, given):
     data = photos
@@ -230,8 +137,7 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
         for kind in range(0, 8, 2):
             for i in range(3):
                 (data / f"class{kind}" / f"{i}.jpg").unlink()
-    monkeypatch.setattr("listwise.training.trainer.RetrievalNet", with_dropout)
-    plan = prepare(data, SETTINGS | given)
+    plan = prepare(data, SETTINGS | {"backbone": "tiny_dropout"} | given)
     Trainer(plan, tmp_path / "whole").fit()
 
     run = tmp_path / "broken"
@@ -259,22 +165,6 @@ def test_an_interrupted_run_resumes_to_the_bit(photos, tmp_path, monkeypatch, gi
     if uneven:
         sizes = np.diff([line.get("backwards", 0) for line in read_metrics(run)])
         assert len(set(sizes)) > 1
-
-
-def test_validations_do_not_outdate_the_copy_that_trains(photos, tmp_path, monkeypatch):
-    copies = []
-
-    def counted(*arguments):
-        copies.append(make_folded_copy(*arguments))
-        return copies[-1]
-
-    monkeypatch.setattr(forward, "make_folded_copy", counted)
-    plan = prepare(photos, SETTINGS | {"updates": 4, "validate_every": 1})
-    trainer = Trainer(plan, tmp_path / "run", Witness(wants_estimate=True))
-    trainer.fit()
-    assert trainer.step.fallback == ""
-    assert len(copies) < 5  # for five validations and four updates
-    assert all(copy is not None and copy.folds for copy in copies)
 
 
 @pytest.mark.parametrize(
@@ -328,19 +218,12 @@ def test_one_line_of_config_is_another_loss(photos, tmp_path, loss):
     assert np.mean(view.losses[-third:]) < np.mean(view.losses[:third])
 
 
-def test_tuples_are_split_over_processes(photos, tmp_path, monkeypatch):
-    given = {"loss": "triplet", "triplet": {"tuples": 2}}
-    monkeypatch.setattr(trainer_module, "world", lambda: (0, 7))
-    with pytest.raises(InputError, match=r"only 6 images.*increase `triplet\.tuples`"):
-        Trainer(prepare(photos, SETTINGS | given), tmp_path / "run")
-
-
 def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
     given = {"checkpoint_every": 100, "validate_every": 1, "updates": 6, "learning_rate": 1e-2}
     trainer = Trainer(prepare(photos, SETTINGS | given), tmp_path, Witness(stop_at=5))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()
-    kept = json.loads((tmp_path / "model" / "config.json").read_text())["provenance"]["training"]
+    kept = read_model(tmp_path / "model").info.network.provenance["training"]
     assert kept["update"] > 1
     again = resume(tmp_path).progress
     assert (again.best_update, again.best_map) == (kept["update"], kept["validation_map"])
@@ -356,25 +239,13 @@ def test_resuming_a_finished_run_returns_its_result_again(finished, tmp_path):
     assert not any(path.exists() for path in left)
 
 
-def test_another_seed_is_another_run(photos, finished, tmp_path):
-    _, first = finished
-    same, other = Witness(), Witness()
-    train(photos, tmp_path / "same", same, updates=1)
-    train(photos, tmp_path / "other", other, updates=1, seed=1)
-    assert same.losses[0] == first.losses[0] != other.losses[0]
-
-
-def test_data_that_changed_since_is_refused(photos, tmp_path):
+def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
     data = shutil.copytree(photos, tmp_path / "photos")
-    Trainer(prepare(data, SETTINGS), tmp_path / "run")
+    plan = prepare(data, SETTINGS)
+    Trainer(plan, tmp_path / "run")
     (data / "class0" / "0.jpg").unlink()
     with pytest.raises(InputError, match="other photos or labels"):
         resume(tmp_path / "run")
-
-
-def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
-    plan = prepare(photos, SETTINGS)
-    Trainer(plan, tmp_path / "run")
     with pytest.raises(InputError, match="contains a run already: resume it with `resume="):
         Trainer(plan, tmp_path / "run")
     (tmp_path / "file").touch()
@@ -388,34 +259,14 @@ def test_folders_that_cannot_be_used_are_refused(photos, tmp_path):
             resume(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("given", "images"), [({"batch_size": 4}, 4), ({"classes_per_batch": 2}, 12)]
-)
-def test_a_batch_must_have_an_image_for_every_process(photos, tmp_path, monkeypatch, given, images):
-    plan = prepare(photos, SETTINGS | given)
-    monkeypatch.setattr(trainer_module, "world", lambda: (0, images + 1))
-    with pytest.raises(InputError, match=f"only {images} images, too few for {images + 1} proc"):
-        Trainer(plan, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(trainer_module, "world", lambda: (0, images))
-    Trainer(plan, tmp_path / "run")
-
-
-@given(
-    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    batch_size=st.integers(2, 12),
-    classes=st.none() | st.integers(2, 5),
-)
-def test_the_smallest_batch_is_the_smallest_that_is_drawn(sizes, batch_size, classes):
-    labels = np.repeat(np.arange(len(sizes)), sizes)
-    drawn = [len(draw_batch(labels, batch_size, 0, update, classes)) for update in range(150)]
-    assert smallest_batch(np.array(sizes), batch_size, classes) == min(drawn)
-
-
-def test_a_network_that_cannot_be_made_leaves_no_run(photos, tmp_path):
-    with pytest.raises(InputError, match="resnet10x"):
-        train(photos, tmp_path / "run", backbone="resnet10x")
-    assert not (tmp_path / "run").exists()
+def test_a_batch_must_have_an_image_for_every_process(photos, tmp_path):
+    trainer = Trainer(prepare(photos, SETTINGS | {"classes_per_batch": 2}), tmp_path / "run")
+    batches = trainer.parts.batches
+    batches.session.processes = 12
+    assert len(batches.draw(0)) == 1
+    batches.session.processes = 13
+    with pytest.raises(InputError, match="only 12 images, too few for 13 processes"):
+        next(batches.load(3))
 
 
 def test_photos_that_break_later_are_named_once_or_stop_a_strict_run(photos, tmp_path):
@@ -436,18 +287,3 @@ def test_a_diverged_run_is_one_line(photos, tmp_path):
     with pytest.raises(InputError) as caught:
         train(photos, tmp_path / "run", learning_rate=1e30)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "device", "compiled"),
-    [
-        ({}, "cuda", True),
-        ({}, "cpu", False),
-        ({"updates": 60, "batch_size": 1024, "crops": {"size": 192}}, "cuda", False),
-        ({"updates": 1, "compile": "yes"}, "cpu", True),
-        ({"compile": "no"}, "cuda", False),
-    ],
-)
-def test_the_network_is_compiled_where_that_pays(given, device, compiled):
-    config = make_config(given, "the settings")
-    assert worth_compiling(config, torch.device(device)) is compiled

@@ -3,13 +3,7 @@ import re
 
 from rich.console import Console
 
-from listwise.training.run.view import (
-    LiveTrainView,
-    TrainView,
-    UpdateReport,
-    ValidationReport,
-    readable_time,
-)
+from listwise.training.view import LiveTrainView
 
 
 def play(view):
@@ -17,14 +11,14 @@ def play(view):
     view.progress("validating", 0, 30)
     view.progress("validating", 12, 30)
     view.progress("validating", 30, 30)
-    view.validation(ValidationReport(0, 0.25, best=True))
+    view.validation(0, 0.25, best=True)
     for update in range(1, 11):
         view.advance(update - 0.5, 100 - 10 * update + 5)
         view.advance(update, 100 - 10 * update + 40)
-        view.update(UpdateReport(update, 20, 0.5 - update / 100, 1e-4, 321.4))
+        view.update(update, {"loss": 0.5 - update / 100, "images_per_second": 321.4})
     view.message("a photo of [brackets] " + "and a long path " * 10)
-    view.validation(ValidationReport(10, 0.5, best=True))
-    view.validation(ValidationReport(10, 0.125, best=False))
+    view.validation(10, 0.5, best=True)
+    view.validation(10, 0.125, best=False)
     view.close()
 
 
@@ -51,49 +45,3 @@ def test_a_terminal_shows_the_progress_of_updates():
     bars = [line for line in re.split(r"[\r\n]+", record(terminal=True)) if "training" in line]
     for part in ("10/20", "loss 0.4000", "validation mAP 12.5", "321 images/s", " left"):
         assert part in bars[-1]
-
-
-def test_a_terminal_shows_the_progress_of_validation():
-    file = io.StringIO()
-    view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
-    view.start(0, 20)
-    view.progress("validating", 12, 30)
-    view._bars.refresh()
-    assert re.search(r"validating.*12/30", file.getvalue(), re.DOTALL)
-    view.progress("validating", 30, 30)
-    file.truncate(0)
-    view._bars.refresh()
-    assert "validating" not in file.getvalue()
-    view.close()
-
-
-def test_the_bar_moves_inside_an_update_and_shows_the_remaining_time():
-    file = io.StringIO()
-    view = LiveTrainView(Console(file=file, force_terminal=True, width=110))
-    view.start(0, 4)
-    view.advance(0.25, 360.0)
-    (task,) = view._bars.tasks
-    assert task.completed == 0.25
-    view._bars.refresh()
-    assert re.search(r"0/4.*6 min left", file.getvalue(), re.DOTALL)
-    view.update(UpdateReport(1, 4, 0.1, 1e-4, 10.0))
-    view.advance(1.5, 30.0)
-    assert task.completed == 1.5
-    view._bars.refresh()
-    assert re.search(r"1/4.*10 images/s +30 s left", file.getvalue(), re.DOTALL)
-    view.close()
-
-
-def test_the_base_view_prints_nothing(capfd):
-    play(TrainView())
-    assert capfd.readouterr() == ("", "")
-
-
-def test_times_are_readable():
-    assert [readable_time(s) for s in (0.4, 59, 61, 3590, 3 * 3600 + 290)] == [
-        "0 s",
-        "59 s",
-        "1 min",
-        "1 h 00 min",
-        "3 h 05 min",
-    ]

@@ -1,95 +1,103 @@
-"""`listwise`: the commands put together, and errors turned into one line."""
+"""`listwise`: commands that are loaded when they are used, and errors as one line."""
 
+import logging
 import os
 import sys
-import threading
 import warnings
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from listwise import __version__
-from listwise.cli import (
-    app,
-    benchmark,
-    demo,
-    download,
-    evaluate,
-    export,
-    extract,
-    import_model,
-    index,
-    label,
-    local,
-    search,
-    serve,
-    study,
-    train,
-    tune,
-    whiten,
-)
-from listwise.cli.output import with_flags
-from listwise.errors import InputError
+from listwise.cli.command import make_app
+from listwise.cli.output import Output, as_typed
+from listwise.errors import InputError, ListwiseWarning
 from listwise.machine import set_torch_environment
 
-# click's, or that of the copy of click which newer versions of typer carry.
-UsageError: Any = typer.BadParameter.__bases__[0]
+# The module of each command; after a dot, its name there if the module has several.
+COMMANDS = {
+    "demo": "demo.demo",
+    "label": "train.label",
+    "train": "train.train",
+    "extract": "model.extract",
+    "whiten": "model.whiten",
+    "tune": "model.tune",
+    "evaluate": "model.evaluate",
+    "index": "index",
+    "search": "search.search",
+    "local": "local",
+    "serve": "search.serve",
+    "export": "transfer.export",
+    "import": "transfer.import",
+    "download": "transfer.download",
+    "study": "study",
+}
 
-app.command(epilog=demo.EXAMPLES)(demo.demo)
-app.command(epilog=label.EXAMPLES)(label.label)
-app.command(epilog=train.EXAMPLES)(train.train)
-app.command(epilog=extract.EXAMPLES)(extract.extract)
-app.command(epilog=whiten.EXAMPLES)(whiten.whiten)
-app.command(epilog=tune.EXAMPLES)(tune.tune)
-app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.add_typer(index.app, name="index")
-app.command(epilog=search.EXAMPLES)(search.search)
-app.add_typer(local.app, name="local")
-app.command(epilog=serve.EXAMPLES)(serve.serve)
-app.command(epilog=export.EXAMPLES)(export.export)
-app.command("import", epilog=import_model.EXAMPLES)(import_model.import_model)
-app.command(epilog=download.EXAMPLES)(download.download)
-app.add_typer(study.app, name="study")
-app.add_typer(benchmark.app, name="benchmark")
+
+class Program(TyperGroup):
+    """The commands of `COMMANDS`; each module is imported when its command is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command or a group of commands; None if there is none with this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(".")
+        group: Any = typer.main.get_command(import_module(f"listwise.cli.{module}").app)
+        return group.commands[name] if name else group
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"listwise {__version__}")
-        raise typer.Exit
+app = make_app(
+    "Train image retrieval on average precision, index photos, and search them.",
+    """Examples:
+  listwise demo             # train on toy photos and search them, in minutes
+  listwise train photos     # a folder of class folders
+  listwise index build shop photos --model runs/photos/model
+  listwise search shop chair.jpg
+
+See listwise COMMAND --help for the options and examples of a command.
+""",
+    Program,
+)
 
 
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    if version:
+        typer.echo(f"listwise {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def main() -> None:
     """Run the command line; errors of the user are one line on stderr and exit code 2."""
-    if not sys.warnoptions:
-        # Warnings of libraries are meant for their callers, not for users of a command.
-        warnings.simplefilter("ignore")
     set_torch_environment()
-    threading.excepthook = _report_thread
+    for name in ("pymilvus", "milvus_lite", "grpc"):
+        # They log tracebacks of errors that they also raise.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        code = app(prog_name="listwise", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("once", ListwiseWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code = app(prog_name="listwise", standalone_mode=False)
         if sys.stdout is not None:  # it is None if it was closed before the start
             sys.stdout.flush()
         sys.exit(code)
-    except UsageError as error:
-        command = error.ctx.command_path if error.ctx else "listwise"
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "listwise"
         _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
     except InputError as error:
-        _leave(with_flags(str(error)))
+        _leave(as_typed(str(error)))
     except typer.Abort:
         print("listwise: stopped", file=sys.stderr)
         sys.exit(130)
@@ -102,16 +110,20 @@ def main() -> None:
     except MemoryError as error:
         _leave(f"not enough memory: {error}".removesuffix(": "))
     except RuntimeError as error:
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which may not be imported
             raise
-        _leave(with_flags(str(error)))
+        _leave(as_typed(str(error)))
 
 
-def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Print the errors of threads, except those that the main thread reports in one line."""
-    if not issubclass(failed.exc_type, OSError):  # TensorBoard's writer raises these again
-        threading.__excepthook__(failed)
+_show_python_warning = warnings.showwarning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Print a warning of Listwise as a note; others are meant for programmers."""
+    if issubclass(category, ListwiseWarning):
+        Output(json=True).note(str(message))
+    elif sys.warnoptions:
+        _show_python_warning(message, category, *where)
 
 
 def _leave(reason: str) -> None:

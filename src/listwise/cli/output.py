@@ -3,65 +3,134 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
-from listwise.cli import app
-from listwise.cli.settings import flag_of
+from listwise.errors import InputError
+from listwise.progress import total_bar
 
 if TYPE_CHECKING:
     from listwise.training import TrainPlan
 
 RESUME = "run the same command again to resume"
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
+# What one types for each argument of the running command.
+SPELLINGS: dict[str, str] = {}
 
 
-def open_console(json: bool = False) -> Console:
-    """Return the console for messages and progress bars: stderr if stdout is for JSON."""
-    return Console(stderr=json, highlight=False)
-
-
-def say(console: Console, text: str, style: str = "none") -> None:
-    """Print a line without markup: names of files may contain brackets."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def note(console: Console, text: str) -> None:
-    """Print a note; `partial(note, console)` is an `on_note` callback."""
-    say(console, f"note: {with_flags(text)}", "yellow")
-
-
-def with_flags(message: str) -> str:
+def as_typed(message: str, spellings: Mapping[str, str] = SPELLINGS) -> str:
     """Replace each argument in backticks by the flag or argument of the running command.
 
     `max_side` becomes --max-side, `weights="random"` becomes --weights random, `labels=False`
     becomes --no-labels, and `out` becomes OUT if it is an argument. Other names stay.
     """
-    if "`" not in message:
-        return message
-    command: Any = typer.main.get_command(app)
-    for word in sys.argv[1:]:
-        command = getattr(command, "commands", {}).get(word, command)
-    typed: dict[str, str] = {}
-    for parameter in command.params:
-        flag = max(parameter.opts, key=len)
-        shown = flag if flag.startswith("-") else parameter.metavar or parameter.name.upper()
-        typed[parameter.name] = typed[flag.lstrip("-").replace("-", "_")] = shown
-        for value, flags in ("True", parameter.opts), ("False", parameter.secondary_opts):
-            if getattr(parameter, "is_flag", False) and flags:
-                typed[f"{parameter.name}={value}"] = max(flags, key=len)
 
     def write(found: re.Match[str]) -> str:
-        if found[1] in typed:
-            return typed[found[1]]
         name, _, value = found[1].partition("=")
-        shown = typed.get(name.replace(".", "_"))
-        return found[0] if shown is None else f"{shown} {value.strip(chr(34))}".rstrip()
+        typed = spellings.get(name.replace(".", "_"))
+        if typed is None:
+            return found[0]
+        if value == "False":
+            return f"--no-{typed.removeprefix('--')}"
+        return f"{typed} {value.removeprefix('True').strip(chr(34))}".rstrip()
 
     return re.sub(r"`([a-z_.]+(=[^`]*)?)`", write, message)
+
+
+class Output:
+    """Where a command prints: on stdout, or on stderr if stdout is for JSON."""
+
+    def __init__(self, json: bool = False) -> None:
+        self.json = json
+        # Without markup: names of files may contain brackets.
+        self.console = Console(stderr=json, highlight=False, markup=False)
+
+    def say(self, text: str, style: str = "none") -> None:
+        """Print a line."""
+        self.console.print(text, style=style, soft_wrap=True)
+
+    def table(
+        self, columns: Sequence[str | Column], rows: Iterable[Sequence[str]], title: str = ""
+    ) -> None:
+        """Print a table without lines, whose cells are not cut."""
+        table = Table(*columns, title=title or None, title_justify="left", box=None)
+        table.padding = (0, 2, 0, 0)
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+    def note(self, text: str) -> None:
+        """Print a note; this is a function for `on_note`."""
+        self.say(f"note: {as_typed(text)}", "yellow")
+
+    def unreadable(self, errors: Sequence[str]) -> None:
+        """Print which photos were left out, at most five of them; JSON has them all."""
+        if errors and not self.json:
+            skipped = f"skipped {count_photos(len(errors))} that cannot be read"
+            self.say(f"{skipped}: {first_five(errors)}", "yellow")
+
+    def print_json(self, result: Any) -> None:
+        """Print a result as one line of JSON; infinite numbers and NaN become null.
+
+        Accepts dataclasses, pydantic models, NumPy values, paths, and mappings and sequences of
+        them.
+        """
+        import json
+
+        from pydantic_core import to_jsonable_python
+
+        def plain(value: Any) -> Any:
+            return value.tolist() if hasattr(value, "tolist") else str(value)
+
+        values = to_jsonable_python(result, by_alias=False, fallback=plain)
+        # Again, since the fields of a model keep infinite numbers and NaN.
+        typer.echo(json.dumps(to_jsonable_python(values, inf_nan_mode="null")))
+
+    def answer(self, facts: Any) -> None:
+        """For a program, print the facts as JSON and end the command."""
+        if self.json:
+            self.print_json(facts)
+            raise typer.Exit
+
+    def result(self, facts: Any, text: str) -> None:
+        """Print the facts as JSON for a program, or the text for a person."""
+        self.answer(facts)
+        self.say(text, "bold")
+
+    def show_plan(self, plan: "TrainPlan") -> None:
+        """Print the training and validation photos, and the chosen settings with their reasons."""
+        for line in plan.notes:
+            self.note(line)
+        count, validation = len(plan.train), plan.validation
+        trained = f"training on {count} photos of {len(plan.train.class_names)} classes"
+        held = f"validating on {len(validation)} photos of {len(validation.class_names)} classes"
+        self.say(f"{trained}, {held}")
+        settings, rows = plan.config.model_dump(), []
+        for name, reason in plan.reasons.items():
+            value = settings
+            for part in name.split("."):
+                value = value[part]
+            shown = {"True": "on", "False": "off"}.get(str(value), str(value))
+            rows.append(("--" + name.replace(".", "-").replace("_", "-"), shown, reason))
+        if rows:
+            columns = (Column("setting", no_wrap=True), "value", "reason")
+            self.table(columns, rows, "Chosen settings")
+
+    def report(self, file: Path | None, write: Callable[..., object]) -> None:
+        """Write a report that shows the running command, if a file for it was given."""
+        if file is not None:
+            with total_bar(self.console, "writing the report") as update:
+                write(file, command=typed_command(), on_progress=update)
+            self.say(f"wrote the report to {file}", "bold")
 
 
 def typed_command() -> str:
@@ -69,63 +138,32 @@ def typed_command() -> str:
     return shlex.join(["listwise", *sys.argv[1:]])
 
 
-def warn_of_unreadable(console: Console, errors: Sequence[str]) -> None:
-    """Print which photos were left out, at most five of them."""
-    if errors:
-        count = "1 photo" if len(errors) == 1 else f"{len(errors)} photos"
-        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-        say(
-            console, f"skipped {count} that cannot be read: {'; '.join(errors[:5])}{more}", "yellow"
-        )
-
-
-def print_json(result: Any) -> None:
-    """Print a result as one line of JSON; infinite numbers and NaN become null.
-
-    Accepts dataclasses, pydantic models, NumPy values, paths, and mappings and sequences of them.
-    """
-    import json
-
-    from pydantic_core import to_jsonable_python
-
-    def plain(value: Any) -> Any:
-        return value.tolist() if hasattr(value, "tolist") else str(value)
-
-    values = to_jsonable_python(result, by_alias=False, fallback=plain)
-    # Again, since the fields of a model keep infinite numbers and NaN.
-    typer.echo(json.dumps(to_jsonable_python(values, inf_nan_mode="null")))
-
-
-def print_result(console: Console, json: bool, facts: Any, text: str) -> None:
-    """Print the facts as JSON for a program, or the text for a person."""
-    if json:
-        print_json(facts)
-    else:
-        say(console, text, "bold")
-
-
-def show_plan(plan: "TrainPlan", console: Console) -> None:
-    """Print the training and validation photos, and the chosen settings with their reasons."""
-    from rich.table import Table
-
-    for line in plan.notes:
-        note(console, line)
-    count, validation = len(plan.train), plan.validation
-    trained = f"training on {count} photos of {len(plan.train.class_names)} classes"
-    held = f"validating on {len(validation)} photos of {len(validation.class_names)} classes"
-    say(console, f"{trained}, {held}")
-    if not plan.reasons:
+def check_output(file: Path | None, *endings: str) -> None:
+    """Refuse a file that cannot be written, before the work that it is for."""
+    if file is None:
         return
-    table = Table("setting", "value", "reason", title="Chosen settings", title_justify="left")
-    table.columns[0].no_wrap = True
-    settings = plan.config.model_dump()
-    for name, reason in plan.reasons.items():
-        value = settings
-        for part in name.split("."):
-            value = value[part]
-        shown = {"True": "on", "False": "off"}.get(str(value), str(value))
-        table.add_row(flag_of(name), shown, reason)
-    console.print(table)
+    if not file.parent.is_dir():
+        raise InputError(f"cannot write {file}: the folder {file.parent} does not exist")
+    if endings and file.suffix.lower() not in endings:
+        raise InputError(f"cannot write {file}: the name must end with {endings[0]}")
+
+
+def require_index(index: str) -> None:
+    """Refuse an index that does not exist, before the libraries that open one are imported."""
+    if "://" not in index and not Path(index).exists():
+        hint = f"create one with listwise index build {index} PHOTOS"
+        raise InputError(f"no index at {index}: {hint}")
+
+
+def count_photos(count: int) -> str:
+    """Return a number of photos in words: 1 photo, 2 photos."""
+    return "1 photo" if count == 1 else f"{count} photos"
+
+
+def first_five(names: Sequence[str]) -> str:
+    """Return at most five names, and the number of the others."""
+    more = f"; and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{'; '.join(names[:5])}{more}"
 
 
 @contextmanager

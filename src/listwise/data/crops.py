@@ -13,7 +13,6 @@ from torch.utils.data import Dataset, default_collate
 
 from listwise.data.images import ImageError
 from listwise.data.labelled import LabelledImages
-from listwise.data.random_numbers import Doubles, uniform_draws
 from listwise.errors import InputError
 from listwise.optional import requires
 from listwise.settings import CropSettings
@@ -24,13 +23,15 @@ GRAY = np.array([0.299, 0.587, 0.114])
 _TO_YIQ = np.array([GRAY, [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
-_STRIP = 200  # rows of a crop that are sampled at a time
-
 DRAWS = 10
 """Random numbers per crop."""
 
 Pixels = npt.NDArray[np.uint8]
 """Colors [H, W, 3]."""
+Doubles = npt.NDArray[np.float64]
+
+_WORD = 2**64 - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class CropPlans(NamedTuple):
@@ -90,11 +91,34 @@ def plan_crops(
     )
 
 
+def uniform_draws(seed: int, update: int, indices: npt.NDArray[np.int64]) -> Doubles:
+    """Return uniform numbers in [0, 1) for the crops of n images: [n] -> [n, DRAWS].
+
+    They are hashes (SplitMix64) of the arguments: those of an image do not depend on the others,
+    and a GPU plans thousands of crops at once.
+    """
+    state = np.zeros(len(indices), dtype=np.uint64)
+    for word in (np.uint64(seed & _WORD), np.uint64(update), indices.astype(np.uint64)):
+        state = _mixed((state + _GOLDEN) ^ word)
+    counter = _GOLDEN * np.arange(1, DRAWS + 1, dtype=np.uint64)
+    words = _mixed(state[:, None] + counter)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words
+
+
 def random_crop(
     image: Image.Image, settings: CropSettings, generator: np.random.Generator
 ) -> Tensor:
     """Return a random crop of an RGB photo: uint8 [3, S, S]."""
-    draws = generator.random((1, DRAWS))
+    return _crop(image, settings, generator.random((1, DRAWS)))
+
+
+def _crop(image: Image.Image, settings: CropSettings, draws: Doubles) -> Tensor:
     (bounds,), (across,), (down,), (flip,), (colors,) = plan_crops(
         [image.width], [image.height], settings, draws
     )
@@ -121,16 +145,6 @@ class CropBatch(NamedTuple):
     errors: tuple[str, ...]
 
 
-class UnreadableClassError(InputError):
-    """No image of a class can be decoded."""
-
-    def __init__(self, message: str) -> None:
-        # A data loader raises the error of a worker again with its traceback as the message, which
-        # ends with the message of the error itself.
-        name = f"{type(self).__name__}: "
-        super().__init__(message.rpartition(name)[2].strip())
-
-
 class CropDataset(Dataset[Crop]):
     """Random crops of labelled images; a key is a pair (iteration, index of the image).
 
@@ -153,9 +167,9 @@ class CropDataset(Dataset[Crop]):
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, int]) -> Crop:
-        _, index = key
+        update, index = key
         label = int(self.images.labels[index])
-        generator = self.generator(key)
+        draws = self.draws(update, np.array([index]))
         errors: list[str] = []
         for candidate in self._same_class_from(index, label):
             try:
@@ -163,22 +177,15 @@ class CropDataset(Dataset[Crop]):
             except ImageError as error:
                 errors.append(str(error))
                 continue
-            return Crop(random_crop(photo, self.settings, generator), label, tuple(errors))
-        raise UnreadableClassError(
+            return Crop(_crop(photo, self.settings, draws), label, tuple(errors))
+        raise InputError(
             f"no photo of the class {self.images.class_names[label]!r} can be decoded; "
             f"the first: {errors[0]}"
         )
 
-    def generator(self, key: tuple[int, int]) -> np.random.Generator:
-        """Return the random generator for the crop of a key."""
-        return np.random.default_rng([self.seed, *key])
-
     def draws(self, update: int, indices: npt.NDArray[np.int64]) -> Doubles:
-        """Return the random numbers of the crops of n images in an update: [n] -> [n, DRAWS].
-
-        These are the first numbers of `generator((update, index))` for each image.
-        """
-        return uniform_draws([self.seed, update], indices, DRAWS)
+        """Return the random numbers of the crops of n images in an update: [n] -> [n, DRAWS]."""
+        return uniform_draws(self.seed, update, indices)
 
     def _same_class_from(self, index: int, label: int) -> list[int]:
         """Return the images of a class in order, beginning with `index`."""
@@ -230,31 +237,19 @@ def _resample(
 def _warp(
     pixels: Pixels, steps: npt.NDArray[np.float64], start: npt.NDArray[np.float64], size: int
 ) -> Pixels:
-    """Sample pixels bicubically at `start + steps @ (column, row)`: uint8 [size, size, 3].
-
-    OpenCV is faster on floats than on integers if the arrays are small enough to reuse memory, so
-    the crop is sampled in strips.
-    """
+    """Sample pixels bicubically at `start + steps @ (column, row)`: uint8 [size, size, 3]."""
     with requires("train", "a random crop"):
         import cv2
 
-    turned = np.empty((size, size, 3), dtype=np.uint8)
-    for row in range(0, size, _STRIP):
-        height = min(_STRIP, size - row)
-        first = start + steps[:, 1] * row
-        reach = first[1] + np.array([0.0, steps[1, 0] * size])[:, None] + [0, steps[1, 1] * height]
-        top = min(max(0, math.floor(reach.min()) - 2), len(pixels) - 1)
-        bottom = max(top + 1, math.ceil(reach.max()) + 3)
-        strip = cv2.warpAffine(
-            pixels[top:bottom].astype(np.float32),
-            np.column_stack([steps, first - (0, top)]),
-            (size, height),
+    return np.asarray(
+        cv2.warpAffine(
+            pixels,
+            np.column_stack([steps, start]),
+            (size, size),
             flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP,
             borderMode=cv2.BORDER_REPLICATE,
         )
-        # Rounds, and clips to 0 to 255.
-        cv2.add(strip, np.zeros(4), turned[row : row + height], dtype=cv2.CV_8U)
-    return turned
+    )
 
 
 def _jitter(

@@ -2,38 +2,29 @@
 
 import io
 import math
-import os
-import threading
-import warnings
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from listwise.data.headers import SAMPLINGS, plain_jpeg_size
 from listwise.data.images import ORIENTATION_TAG, ImageError, clip_box, exif_orientation, opened
 from listwise.data.photos import (
     THUMBNAIL_SIDE,
     DecodedPhoto,
     Decoding,
     PhotoFile,
+    decode_or_error,
     reduced_size,
     thumbnail,
 )
 from listwise.errors import InputError
+from listwise.machine import submit_ahead
 from listwise.optional import runs_triton
-
-# Tensors of files share the memory of the content, and nothing writes to them.
-warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-
-_TRIAL = threading.Lock()
 
 GROUP = 8  # files that a thread reads at a time
 GROUPS_AHEAD = 32
@@ -42,23 +33,17 @@ CHUNK = 128
 FIRST_CHUNK = 16  # so that the network starts early
 CHUNK_PIXELS = 2**26
 
-_UPRIGHT: dict[int, Callable[[Tensor], Tensor]] = {
-    1: lambda photo: photo,
-    2: lambda photo: photo.flip(2),
-    3: lambda photo: photo.flip(1, 2),
-    4: lambda photo: photo.flip(1),
-    5: lambda photo: photo.transpose(1, 2),
-    6: lambda photo: photo.transpose(1, 2).flip(2),
-    7: lambda photo: photo.transpose(1, 2).flip(1, 2),
-    8: lambda photo: photo.transpose(1, 2).flip(1),
-}
+# Chroma subsamplings that every JPEG decoder supports.
+_SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))}
+
+# For each EXIF orientation above 4 the photo is transposed; then these sides are mirrored.
+_MIRRORED = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
 
 class _ReadFile(NamedTuple):
-    """A file that was read, and its number of pixels; `usual` if the GPU can decode it."""
+    """A file that was read, its width and height; `usual` if the GPU can decode it."""
 
     file: PhotoFile
-    pixels: int
     size: tuple[int, int] = (0, 0)
     orientation: int = 1
     usual: bool = False
@@ -76,51 +61,7 @@ class _JpegDecoder(NamedTuple):
 
 def gpu_decodes(device: torch.device) -> bool:
     """Return whether a device can decode and resample photos; tests it once."""
-    if device.type != "cuda" or not runs_triton(device):
-        return False
-    with _TRIAL:  # another thread may be trying it
-        return _jpeg_decoder(device) is not None
-
-
-def start_gpu(device: str = "auto") -> None:
-    """Start a GPU in a thread, while other libraries are imported; `prepare_gpu` loads the rest.
-
-    `device` need not exist: what uses it reports the error. The processes of `torchrun` choose
-    their GPUs themselves.
-    """
-    with suppress(RuntimeError):
-        name = torch.device("cuda" if device == "auto" else device)
-        if "RANK" not in os.environ and name.type == "cuda":
-            threading.Thread(target=_start, args=(name,), name="start").start()
-
-
-def _start(device: torch.device) -> None:
-    with suppress(Exception):  # there may be no GPU
-        images = torch.zeros(1, 8, 8, 8, dtype=torch.bfloat16, device=device)
-        torch.conv2d(images, images)
-        torch.mm(images[0, 0], images[0, 0])
-
-
-def prepare_gpu(device: str) -> None:
-    """Start to load what a GPU needs in a thread; nothing happens for another device.
-
-    The libraries of a GPU take more than a second to load, in which this thread can import others.
-    """
-    if torch.device(device).type != "cuda":
-        return
-    if ":" not in device and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # A new thread would use the first GPU, whatever the current one of this thread is.
-        device = f"cuda:{torch.cuda.current_device()}"
-    # Not a daemon: the program must not end while libraries are being loaded.
-    threading.Thread(target=_load_libraries, args=(device,), name="gpu").start()
-
-
-def _load_libraries(name: str) -> None:
-    with suppress(Exception):  # the program itself reports the error when it uses the GPU
-        index = torch.device(name).index
-        device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        _start(device)
-        gpu_decodes(device)
+    return device.type == "cuda" and runs_triton(device) and _jpeg_decoder(device) is not None
 
 
 def decode_on_gpu(
@@ -140,7 +81,7 @@ def decode_on_gpu(
         for chunk in _chunks(_read_ahead(pool, iter(files))):
             # The CPU decodes its photos of a chunk while the GPU decodes the previous chunk.
             upcoming = [
-                (each, None if each.usual else pool.submit(_decode_on_cpu, each.file, how))
+                (each, None if each.usual else pool.submit(decode_or_error, each.file, how))
                 for each in chunk
             ]
             if started is not None:
@@ -153,26 +94,24 @@ def decode_on_gpu(
 
 
 def _read_ahead(pool: ThreadPoolExecutor, files: Iterator[PhotoFile]) -> Iterator[_ReadFile]:
-    reading: deque[Future[list[_ReadFile]]] = deque()
-    while True:
-        while len(reading) < GROUPS_AHEAD and (group := list(islice(files, GROUP))):
-            reading.append(pool.submit(lambda some: list(map(_read_file, some)), group))
-        if not reading:
-            return
-        yield from reading.popleft().result()
+    def read(group: list[PhotoFile]) -> list[_ReadFile]:
+        return list(map(_read_file, group))
+
+    groups = iter(lambda: list(islice(files, GROUP)), [])
+    return chain.from_iterable(submit_ahead(pool, read, groups, GROUPS_AHEAD))
 
 
 def _chunks(files: Iterator[_ReadFile]) -> Iterator[list[_ReadFile]]:
     chunk: list[_ReadFile] = []
-    pixels = 0
-    size = min(FIRST_CHUNK, CHUNK)
+    pixels, size = 0, min(FIRST_CHUNK, CHUNK)
     for file in files:
-        if chunk and (len(chunk) == size or pixels + file.pixels > CHUNK_PIXELS):
+        more = math.prod(file.size)
+        if chunk and (len(chunk) == size or pixels + more > CHUNK_PIXELS):
             yield chunk
             chunk, pixels = [], 0
             size = min(2 * size, CHUNK)
         chunk.append(file)
-        pixels += file.pixels
+        pixels += more
     if chunk:
         yield chunk
 
@@ -182,18 +121,15 @@ def _read_file(file: PhotoFile) -> _ReadFile:
     try:
         file = file.read()
         content = file.content or b""
-        if (size := plain_jpeg_size(content)) is not None and math.prod(size) <= CHUNK_PIXELS:
-            return _ReadFile(file, math.prod(size), size, usual=True)
         with opened(io.BytesIO(content)) as image:
-            width, height = image.size
-            found = _ReadFile(file, width * height, (width, height))
+            found = _ReadFile(file, image.size)
             # The decoder of a GPU does not report a truncated file.
             whole = content.endswith(b"\xff\xd9")
-            if found.pixels > CHUNK_PIXELS or not _is_usual(image) or not whole:
+            if math.prod(image.size) > CHUNK_PIXELS or not _is_usual(image) or not whole:
                 return found
             return found._replace(orientation=exif_orientation(image), usual=True)
     except ImageError:
-        return _ReadFile(file, 0)  # decoding reports the error
+        return _ReadFile(file)  # decoding reports the error
 
 
 def _is_usual(image: Image.Image) -> bool:
@@ -205,14 +141,7 @@ def _is_usual(image: Image.Image) -> bool:
     if image.mode == "L":
         return samplings == ((1, 1),)
     as_rgb = image.info.get("adobe_transform") == 0 or bytes(numbers) == b"RGB"
-    return samplings in SAMPLINGS and not as_rgb
-
-
-def _decode_on_cpu(file: PhotoFile, how: Decoding) -> Result:
-    try:
-        return file.decode(how)
-    except ImageError as error:
-        return error
+    return samplings in _SAMPLINGS and not as_rgb
 
 
 def _finish(
@@ -226,7 +155,7 @@ def _finish(
     photos: list[Result | Future[Result]] = []
     for each, decoding in started:
         photo = next(decoded) if decoding is None else decoding
-        photos.append(photo or pool.submit(_decode_on_cpu, each.file, how))
+        photos.append(photo or pool.submit(decode_or_error, each.file, how))
     on_gpu = [i for i, photo in enumerate(photos) if isinstance(photo, DecodedPhoto)]
     finished = _reduce([photos[i] for i in on_gpu], how, pool)  # type: ignore[misc]
     for i, photo in zip(on_gpu, finished, strict=True):
@@ -257,7 +186,9 @@ def _cut(read: _ReadFile, photo: Tensor, turned: bool) -> Result | None:
         width, height = height, width
     if photo.shape != (3, height, width):
         return None
-    photo = (photo if turned else _UPRIGHT[read.orientation](photo)).contiguous()
+    if not turned and read.orientation > 1:
+        photo = photo.transpose(1, 2) if read.orientation > 4 else photo
+        photo = photo.flip(_MIRRORED[read.orientation]).contiguous()
     whole = photo.shape[2], photo.shape[1]
     if read.file.box is None:
         return DecodedPhoto(photo, whole, whole)
@@ -349,15 +280,12 @@ def _load_torchcodec() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
 def _load_torchvision() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    # Since version 0.29 every call warns that torchcodec replaces it.
-    warnings.filterwarnings("ignore", "The image decoding and encoding", DeprecationWarning)
     settings: dict[str, Any] = {"mode": ImageReadMode.RGB}
     return lambda contents, device: decode_jpeg(contents, device=device, **settings)
 
 
 def _to_tensor(content: bytes) -> Tensor:
-    """Return the content of a file as a tensor without a copy, which must not be changed."""
-    return torch.frombuffer(content, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _moved(photo: Result, device: torch.device) -> Result:

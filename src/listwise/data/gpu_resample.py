@@ -15,38 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from listwise.data.crops import GRAY, CropPlans, color_changes
-from listwise.data.random_numbers import Doubles
+from listwise.data.crops import GRAY, CropPlans, Doubles, color_changes
+from listwise.data.kept_photos import PhotoBlock, as_block
 
 ROWS, COLUMNS = 8, 32  # pixels of a tile, which one program computes
 BLOCK = 1024  # pixels whose colors one program changes
 
-Table = npt.NDArray[np.int64]
-"""Places of n photos in memory [n, 5]: address, channel stride, line stride, width, height."""
 
-
-def photo_table(photos: Sequence[Tensor]) -> Table:
-    """Return the places of n photos uint8 [3, H, W] in memory: [n, 5]."""
-    rows = []
-    for photo in photos:
-        _, height, width = photo.shape
-        channel, line, step = photo.stride()
-        assert step == 1 or width == 1  # one pixel has no next
-        rows.append((photo.data_ptr(), channel, line, width, height))
-    return np.array(rows, dtype=np.int64)
-
-
-def crop_into(crops: Tensor, table: Table, plans: CropPlans) -> None:
+def crop_into(crops: Tensor, photos: PhotoBlock, plans: CropPlans) -> None:
     """Crop n photos, as `plan_crops` planned, into `crops`, uint8 [n, 3, S, S] on their device."""
     size, device = crops.shape[2], crops.device
-    _resample(table, _places(plans, size), crops)
+    _resample(photos, _places(plans, size), crops)
     matrices, shares = color_changes(plans.colors)
     # Integers, because their sum does not depend on the order.
     sums = crops.view(len(crops), 3, -1).sum(2, dtype=torch.int64)
     means = sums.double() @ _upload(GRAY / size**2, torch.float64, device)
     offsets = means * _upload(shares, torch.float64, device)
     blocks = triton.cdiv(size * size, BLOCK)
-    with device_of(crops):
+    with _device_of(crops):
         _color_kernel[(len(crops) * blocks,)](
             crops,
             _upload(matrices, torch.float32, device),
@@ -61,9 +47,9 @@ def resize_photos(photos: Sequence[Tensor], width: int, height: int) -> Tensor:
     """Resize n photos uint8 [3, H, W] of any size: uint8 [n, 3, height, width]."""
     shape = (len(photos), 3, height, width)
     made = torch.empty(shape, dtype=torch.uint8, device=photos[0].device)
-    table = photo_table(photos)
-    x, y, none = table[:, 3] / width, table[:, 4] / height, np.zeros(len(photos))
-    _resample(table, np.stack([0.5 * x - 0.5, 0.5 * y - 0.5, x, none, none, y], 1), made)
+    block = as_block(photos)
+    x, y, none = block.table[:, 1] / width, block.table[:, 2] / height, np.zeros(len(photos))
+    _resample(block, np.stack([0.5 * x - 0.5, 0.5 * y - 0.5, x, none, none, y], 1), made)
     return made
 
 
@@ -82,15 +68,16 @@ def _places(plans: CropPlans, size: int) -> Doubles:
     return np.concatenate([first, np.where(flip, -across, across), down], 1)
 
 
-def _resample(table: Table, places: Doubles, made: Tensor) -> None:
+def _resample(photos: PhotoBlock, places: Doubles, made: Tensor) -> None:
     """Resample each photo into an output image of `made`, uint8 [n, 3, height, width]."""
     count, _, height, width = made.shape
     extents = np.maximum(1.0, np.hypot(places[:, 2:4], places[:, 4:6]))
     taps = np.ceil(4 * extents).astype(np.int64)
     across, down = triton.cdiv(width, COLUMNS), triton.cdiv(height, ROWS)
-    with device_of(made):
+    with _device_of(made):
         _resample_kernel[(count * across * down,)](
-            _upload(np.concatenate([table, taps], 1), torch.int64, made.device),
+            photos.pixels,
+            _upload(np.concatenate([photos.table, taps], 1), torch.int64, made.device),
             _upload(np.concatenate([places, extents], 1), torch.float32, made.device),
             made,
             width,
@@ -106,7 +93,7 @@ def _upload(values: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) 
     return torch.as_tensor(values, dtype=dtype).contiguous().to(device)
 
 
-def device_of(tensor: Tensor) -> Any:
+def _device_of(tensor: Tensor) -> Any:
     """Launch kernels on the GPU of this tensor."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
@@ -136,6 +123,7 @@ def _seen_at(numbers, row, column):  # type: ignore[no-untyped-def]
     do_not_specialize=["width", "height", "tiles_across", "tiles"]
 )
 def _resample_kernel(  # type: ignore[no-untyped-def]
+    pixels,
     sizes,
     numbers,
     made,
@@ -146,22 +134,23 @@ def _resample_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute one tile of one output; `sizes` [n, 7] and `numbers` [n, 8] describe the photos."""
+    """Compute one tile of one output; `sizes` [n, 5] and `numbers` [n, 8] describe the photos."""
     program = tl.program_id(0)
     picture = program // tiles
     tile = program % tiles
     row = (tile // tiles_across) * ROWS + tl.arange(0, ROWS)[:, None]
     column = (tile % tiles_across) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
-    red_plane = tl.load(sizes + picture * 7).to(tl.pointer_type(tl.uint8))
-    channel = tl.load(sizes + picture * 7 + 1)
-    green_plane = red_plane + channel
-    blue_plane = green_plane + channel
-    line = tl.load(sizes + picture * 7 + 2).to(tl.int32)
-    last_x = (tl.load(sizes + picture * 7 + 3) - 1).to(tl.float32)
-    last_y = (tl.load(sizes + picture * 7 + 4) - 1).to(tl.float32)
-    taps_x = tl.load(sizes + picture * 7 + 5).to(tl.int32)
-    taps_y = tl.load(sizes + picture * 7 + 6).to(tl.int32)
+    wide_photo = tl.load(sizes + picture * 5 + 1)
+    tall_photo = tl.load(sizes + picture * 5 + 2)
+    red_plane = pixels + tl.load(sizes + picture * 5)
+    green_plane = red_plane + wide_photo * tall_photo
+    blue_plane = green_plane + wide_photo * tall_photo
+    line = wide_photo.to(tl.int32)
+    last_x = (wide_photo - 1).to(tl.float32)
+    last_y = (tall_photo - 1).to(tl.float32)
+    taps_x = tl.load(sizes + picture * 5 + 3).to(tl.int32)
+    taps_y = tl.load(sizes + picture * 5 + 4).to(tl.int32)
     wide = tl.load(numbers + picture * 8 + 6)
     tall = tl.load(numbers + picture * 8 + 7)
     x = _seen_at(numbers + picture * 8, row, column)

@@ -1,6 +1,8 @@
 """Decoded photos that stay in memory, so that each file is decoded once."""
 
 import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,30 @@ from torch import Tensor
 HOST_BLOCK = 2**28
 
 Numbers = npt.NDArray[np.int64]
+
+
+class PhotoBlock(NamedTuple):
+    """Photos of any sizes in one tensor.
+
+    Attributes:
+        pixels: uint8, with the values [3, H, W] of each photo.
+        table: where the values of a photo start, its width and its height: [n, 3].
+    """
+
+    pixels: Tensor
+    table: Numbers
+
+
+def as_block(photos: Sequence[Tensor]) -> PhotoBlock:
+    """Copy n photos uint8 [3, H, W] into one tensor."""
+    sizes = np.array([(photo.shape[2], photo.shape[1]) for photo in photos], dtype=np.int64)
+    return PhotoBlock(torch.cat([photo.flatten() for photo in photos]), block_table(sizes))
+
+
+def block_table(sizes: Numbers) -> Numbers:
+    """Return the table of photos that follow each other, from widths and heights [n, 2]."""
+    values = 3 * sizes.prod(axis=1)
+    return np.column_stack([np.cumsum(values) - values, sizes])
 
 
 class KeptPhotos:
@@ -29,8 +55,8 @@ class KeptPhotos:
     def __init__(self, count: int, device: torch.device, budget: int, on_device: bool) -> None:
         self.device, self.budget, self.on_device = device, budget, on_device
         self.unreadable: set[int] = set()
-        # As `gpu_resample.Table`: address, channel stride, line stride, width, height.
-        self._table = np.zeros((count, 5), dtype=np.int64)
+        # Place in its block, width and height; a width of 0 stands for a photo that is not kept.
+        self._table = np.zeros((count, 3), dtype=np.int64)
         self._pixels: dict[int, Tensor] = {}
         self._blocks: list[Tensor] = []
         self._used = 0  # bytes of the last block
@@ -46,7 +72,7 @@ class KeptPhotos:
 
     def has(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
         """Return which of these photos are kept: [n] -> [n]."""
-        kept: npt.NDArray[np.bool_] = self._table[numbers, 0] != 0
+        kept: npt.NDArray[np.bool_] = self._table[numbers, 1] != 0
         return kept
 
     def add(self, number: int, pixels: Tensor) -> bool:
@@ -55,12 +81,12 @@ class KeptPhotos:
             return True
         with self._adding:
             place = self._allocate(pixels.numel())
-        if place is None:
-            return False
-        kept = place.view(pixels.shape)
+            if place is None:
+                return False
+            kept = self._blocks[-1][place : place + pixels.numel()].view(pixels.shape)
         kept.copy_(pixels, non_blocking=True)
         self._pixels[number] = kept
-        self._table[number] = (kept.data_ptr(), *kept.stride()[:2], *reversed(kept.shape[1:]))
+        self._table[number] = place, kept.shape[2], kept.shape[1]
         return True
 
     def photo(self, number: int) -> Tensor:
@@ -69,29 +95,21 @@ class KeptPhotos:
 
     def sizes(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return widths and heights of kept photos: [n] -> [n], [n]."""
-        return self._table[numbers, 3], self._table[numbers, 4]
+        return self._table[numbers, 1], self._table[numbers, 2]
 
-    def on_gpu(self, numbers: Numbers) -> tuple[Numbers, Tensor | None]:
-        """Return where kept photos are in GPU memory, copied to it if necessary.
-
-        Returns:
-            A `gpu_resample.Table` [n, 5], and the memory of the copies; keep a reference to it
-            until the kernels that read the photos are started.
-        """
-        table = self._table[numbers]
+    def on_gpu(self, numbers: Numbers) -> PhotoBlock:
+        """Return kept photos in GPU memory, copied to it if necessary."""
         if self.on_device:
-            return table, None
-        sizes = 3 * table[:, 3] * table[:, 4]
-        starts = np.cumsum(sizes) - sizes
-        copies = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=self.device)
-        for number, start, size in zip(
-            numbers.tolist(), starts.tolist(), sizes.tolist(), strict=True
-        ):
-            copies[start : start + size].copy_(self._pixels[number].flatten(), non_blocking=True)
-        table[:, 0] = copies.data_ptr() + starts
-        return table, copies
+            return PhotoBlock(self._blocks[0], self._table[numbers])
+        table = block_table(self._table[numbers, 1:])
+        photos = [self._pixels[number].flatten() for number in numbers.tolist()]
+        copies = torch.empty(sum(map(len, photos)), dtype=torch.uint8, device=self.device)
+        for start, photo in zip(table[:, 0].tolist(), photos, strict=True):
+            copies[start : start + len(photo)].copy_(photo, non_blocking=True)
+        return PhotoBlock(copies, table)
 
-    def _allocate(self, size: int) -> Tensor | None:
+    def _allocate(self, size: int) -> int | None:
+        """Return a place in the last block, or None if the budget does not allow one."""
         if not self._blocks or self._used + size > len(self._blocks[-1]):
             # On the GPU everything at once, so that the free memory does not shrink later.
             wanted = self.budget if self.on_device else max(HOST_BLOCK, size)
@@ -101,7 +119,7 @@ class KeptPhotos:
             self._blocks.append(self._new_block(wanted))
             self._used = 0
         self._used += size
-        return self._blocks[-1][self._used - size : self._used]
+        return self._used - size
 
     @torch.inference_mode(False)  # another mode may write to the block later
     def _new_block(self, size: int) -> Tensor:

@@ -1,13 +1,14 @@
-"""`Images` and `LabelledImages`: lists of image files, without and with labels."""
+"""`Images` and `LabelledImages`: lists of image files, without and with labels, and their check."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from listwise.data.images import Box
+from listwise.data.images import Box, ImageError, image_size
 from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
 
@@ -21,12 +22,14 @@ class Images:
         ids: N paths as written in the source; relative to the folder if the source is a folder.
         boxes: the part of each image to use, None for the whole image; None if no image has one.
         attributes: the other columns of the source for each image, as text.
+        ignored: how many other files a folder contains, by their endings.
     """
 
     paths: tuple[str, ...]
     ids: tuple[str, ...]
     boxes: tuple[Box | None, ...] | None
     attributes: tuple[Mapping[str, str], ...] | None = field(default=None, kw_only=True)
+    ignored: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -82,6 +85,7 @@ class LabelledImages(Images):
             labels=numbers.reshape(-1).astype(np.int64),
             class_names=tuple(names.tolist()),
             splits=tuple(splits) if splits else None,
+            ignored=images.ignored,
         )
 
     def class_sizes(self) -> npt.NDArray[np.int64]:
@@ -171,3 +175,89 @@ def hold_out_classes(
     held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)
     val = np.isin(images.labels, held_out)
     return images.subset(np.flatnonzero(~val)), images.subset(np.flatnonzero(val))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReport:
+    """The result of `check_images`.
+
+    Attributes:
+        sizes: widths and heights of the N usable images or their boxes, int64 [N, 2].
+        broken: an error for each unusable image.
+        single: names of the classes with only one usable image.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    broken: tuple[ImageError, ...]
+    single: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return the problems, one sentence each; empty if there are none."""
+        lines = []
+        if count := len(self.broken):
+            what = "1 photo" if count == 1 else f"{count} photos"
+            named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
+            lines.append(f"skipped {what} that cannot be used: {named}")
+        if count := len(self.single):
+            what = "1 class has" if count == 1 else f"{count} classes have"
+            named = first_names(self.single, ", ")
+            lines.append(f"{what} only one photo, so a search cannot find another: {named}")
+        return lines
+
+
+ImagesT = TypeVar("ImagesT", bound=Images)
+
+
+def check_images(
+    images: ImagesT, strict: bool = False, workers: int | None = None
+) -> tuple[ImagesT, ImageReport]:
+    """Read the header of every file, and return the usable images and a report.
+
+    Damage after the header is found only when an image is decoded.
+
+    Args:
+        images: N images, labelled or not.
+        strict: raise the error of the first unusable image.
+        workers: number of threads; chosen from the number of cores by default.
+
+    Returns:
+        The usable images, and an `ImageReport`.
+
+    Raises:
+        ImageError: with `strict`, an image is unusable.
+        InputError: no image is usable.
+    """
+    usable: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    broken: list[ImageError] = []
+    with ThreadPoolExecutor(workers) as pool:
+        for index, found in enumerate(pool.map(_size_or_error, images.files())):
+            if isinstance(found, ImageError):
+                if strict:
+                    pool.shutdown(cancel_futures=True)
+                    raise found
+                broken.append(found)
+            else:
+                usable.append(index)
+                sizes.append(found)
+    if not usable:
+        first = f"; the first: {broken[0]}" if broken else ""
+        raise InputError(f"none of the {len(images)} photos can be used{first}")
+    kept = images.subset(usable)
+    single: tuple[str, ...] = ()
+    if isinstance(kept, LabelledImages):
+        single = tuple(kept.class_names[k] for k in np.flatnonzero(kept.class_sizes() == 1))
+    return kept, ImageReport(np.array(sizes, dtype=np.int64), tuple(broken), single)
+
+
+def _size_or_error(file: PhotoFile) -> tuple[int, int] | ImageError:
+    try:
+        return image_size(file.path, file.box)
+    except ImageError as error:
+        return error
+
+
+def first_names(names: Sequence[str], separator: str) -> str:
+    """Join the first five names, and count the rest."""
+    shown = separator.join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -3,34 +3,48 @@
 import hashlib
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 
 from listwise.data.images import (
+    MAX_PIXELS,
     Box,
+    ImageError,
+    UprightPhoto,
+    check_original_side,
     clip_box,
-    decode_opened,
+    cut_out,
+    decode_image,
     image_size,
-    opened,
     read_image_file,
-    upright_size,
+    upright_rgb,
 )
+from listwise.data.images import reduced_size as reduced_size
+from listwise.errors import InputError
 
 THUMBNAIL_SIDE = 320
 THUMBNAIL_BYTES = 45_000  # both stores of an index accept this much
+
+
+Photo = str | Path | Image.Image | npt.NDArray[np.uint8]
+"""One photo: an image file, a Pillow image, or pixels uint8 [height, width, 3]."""
 
 
 class Decoding(NamedTuple):
     """How photos are decoded.
 
     Attributes:
-        max_side: long side that larger photos are reduced to.
+        max_side: long side that larger photos are reduced to. A JPEG file that is much larger is
+            decoded at a half, quarter or eighth of its size, whatever else is requested.
         min_side: allows a JPEG file to be decoded at a half, quarter or eighth of its size if its
             short side stays at least this long.
+        refuse_large: refuse photos, or boxes, with a long side above `ORIGINAL_SIDE`.
         thumbnail: also create a small JPEG file of each photo.
         local: also encode local features. It is called with the photo or its box as it was
             decoded, the left and top edge of the box, and the width before decoding divided by
@@ -39,6 +53,7 @@ class Decoding(NamedTuple):
 
     max_side: int | None = None
     min_side: int | None = None
+    refuse_large: bool = False
     thumbnail: bool = False
     local: Callable[[Image.Image, tuple[int, int], float], bytes] | None = None
 
@@ -86,26 +101,23 @@ class PhotoFile(NamedTuple):
         """Return a hash of the content of the file and of its box."""
         return photo_digest(self._bytes(), self.box)
 
-    def image(self, min_side: int | None = None) -> Image.Image:
-        """Return the upright photo or its box in RGB; `min_side` as in `Decoding`."""
-        stream = self._stream()
-        with opened(stream) as image:
-            return decode_opened(image, stream, self.box, min_side)
+    def image(self, min_side: int | None = None, max_side: int | None = None) -> Image.Image:
+        """Return the upright photo or its box in RGB; the arguments are as in `Decoding`."""
+        return self.upright(min_side, max_side).reduced(max_side).image
 
     def decode(self, how: Decoding = Decoding()) -> DecodedPhoto:  # noqa: B008
         """Decode the photo as `how` describes."""
-        stream = self._stream()
-        with opened(stream) as image:
-            whole = upright_size(image)
-            photo = decode_opened(image, stream, self.box, how.min_side)
-        corner, size = (0, 0), photo.size
-        if self.box is not None:
-            corner = clip_box(self.path, self.box, whole)[:2]
-        elif how.min_side is not None:
-            size = whole
-        small = thumbnail(photo) if how.thumbnail else b""
-        local = how.local(photo, corner, size[0] / photo.width) if how.local else b""
-        return DecodedPhoto(whole_image(photo, how.max_side), size, whole, corner, small, local)
+        if how.refuse_large:
+            check_original_side(self.path, image_size(self._stream(), self.box))
+        photo = self.upright(how.min_side, how.max_side)
+        small = thumbnail(photo.image) if how.thumbnail else b""
+        local = how.local(photo.image, photo.corner, photo.scale) if how.local else b""
+        pixels = whole_image(photo.reduced(how.max_side).image)
+        return DecodedPhoto(pixels, *photo[1:], small, local)
+
+    def upright(self, min_side: int | None = None, max_side: int | None = None) -> UprightPhoto:
+        """Return the upright photo or its box as it was decoded, with its place in the file."""
+        return decode_image(self._stream(), self.box, min_side, max_side)
 
     def _bytes(self) -> bytes:
         return read_image_file(self.path) if self.content is None else self.content
@@ -114,6 +126,51 @@ class PhotoFile(NamedTuple):
         stream = io.BytesIO(self._bytes())
         stream.name = self.path
         return stream
+
+
+def open_photo(photo: Photo, box: Box | None = None, max_side: int | None = None) -> Image.Image:
+    """Return one photo, or a box in it, as an upright RGB image.
+
+    Its long side is reduced to `max_side` if it is longer.
+    """
+    return decode_photo(photo, box, max_side).reduced(max_side).image
+
+
+def decode_photo(
+    photo: Photo | io.BytesIO,
+    box: Box | None = None,
+    max_side: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> UprightPhoto:
+    """Decode one photo, the content of an image file, or a box in it, as `decode_image` does."""
+    if isinstance(photo, str | Path | io.BytesIO):
+        return decode_image(photo, box, max_side=max_side, max_pixels=max_pixels)
+    if isinstance(photo, np.ndarray):
+        if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
+            raise InputError(
+                f"a photo as an array must be uint8 [height, width, 3], not {photo.dtype} "
+                f"{list(photo.shape)}"
+            )
+        upright = Image.fromarray(photo)
+    elif isinstance(photo, Image.Image):
+        upright = upright_rgb(photo)
+    else:
+        raise InputError(
+            f"a photo must be a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
+        )
+    if box is None:
+        return UprightPhoto(upright, upright.size, upright.size)
+    corner = clip_box("the photo", box, upright.size)[:2]
+    part = cut_out(upright, box, "the photo")
+    return UprightPhoto(part, part.size, upright.size, corner)
+
+
+def decode_or_error(file: PhotoFile, how: Decoding) -> DecodedPhoto | ImageError:
+    """Decode a photo; return the error if it cannot be used."""
+    try:
+        return file.decode(how)
+    except ImageError as error:
+        return error
 
 
 def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
@@ -125,14 +182,6 @@ def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
     for plane, band in zip(planes, image.split(), strict=True):
         plane[:] = np.asarray(band)
     return torch.from_numpy(planes)
-
-
-def reduced_size(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    """Return width and height of a photo whose long side is reduced to `max_side`."""
-    if max_side is None or max(width, height) <= max_side:
-        return width, height
-    scale = max_side / max(width, height)
-    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def thumbnail(photo: Image.Image) -> bytes:

@@ -6,22 +6,25 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, repeat
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from listwise.data.gpu_photos import decode_on_gpu, gpu_decodes
 from listwise.data.images import ImageError
-from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile
-from listwise.data.workers import start_worker
+from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile, decode_or_error
+from listwise.data.workers import map_in_processes
+from listwise.machine import submit_ahead
 
 CPU = torch.device("cpu")
 # Photos that a worker decodes at a time: at most CHUNK, and no more after CHUNK_BYTES of files, so
-# that large photos need little shared memory.
+# that large photos need little memory.
 CHUNK = 4
 CHUNK_BYTES = 2**20
 # Starting a worker takes about as long as decoding JPEG files of this many bytes.
@@ -31,10 +34,9 @@ SAMPLE = 64
 # Chunks that a GPU decodes ahead of those in use, and chunks whose photos may still be in use.
 DECODED_AHEAD = 3
 CHUNKS_AHEAD = 2
-# Maximum number of pixels of photos that wait for others of their shape.
-WAITING_PIXELS = {"cpu": 2**25, "cuda": 2**27}
-# The same for photos that wait for others of similar shape: a GPU starts with few, large batches.
-WAITING_CANVAS_PIXELS = {"cpu": 2**25, "cuda": 2**28}
+# Maximum number of pixels of photos that wait for others of their shape: a GPU starts with few,
+# large batches.
+WAITING_PIXELS = {"cpu": 2**25, "cuda": 2**28}
 # A photo joins a larger canvas at the end if its own canvas has at least this share of the pixels.
 CANVAS_SHARE = 0.6
 
@@ -70,29 +72,31 @@ def _decode_by_workers(
     expected = length_hint(files, 10**9)
     stream = iter(files)
     sample = list(islice(stream, SAMPLE)) if workers else []
-    loader = DataLoader(
-        _Decoder(how),
-        batch_sampler=_chunks(chain(sample, stream)),
-        num_workers=min(workers, _worthwhile_workers(sample, expected, how)),
-        collate_fn=_pack,
-        worker_init_fn=start_worker,
-        generator=torch.Generator(),
-    )
-    chunks = iter(loader)
-    try:
-        for chunk in chunks:
-            yield from _unpack(chunk)
-    finally:
-        stop_workers(chunks)
+    count = min(workers, _worthwhile_workers(sample, expected, how))
+    if not count:
+        for file in chain(sample, stream):
+            yield decode_or_error(file, how)
+        return
+    chunks = _chunks(chain(sample, stream))
+    with closing(map_in_processes(partial(_decode_chunk, how), chunks, count)) as decoded:
+        for photo, pixels in chain.from_iterable(decoded):
+            if isinstance(photo, DecodedPhoto):
+                photo = photo._replace(pixels=torch.from_numpy(pixels))
+            yield photo
 
 
-def stop_workers(batches: Iterator[object]) -> None:
-    """Stop the workers of a data loader's iterator.
-
-    The garbage collector would wait five seconds for each of them.
-    """
-    if hasattr(batches, "_shutdown_workers"):
-        batches._shutdown_workers()
+def _decode_chunk(
+    how: Decoding, files: list[PhotoFile]
+) -> list[tuple[DecodedPhoto | ImageError, npt.NDArray[np.uint8] | None]]:
+    """Decode photos in a worker; pixels are sent as arrays, because tensors need shared memory."""
+    photos = [decode_or_error(file, how) for file in files]
+    nothing = torch.empty(0)
+    return [
+        (photo._replace(pixels=nothing), photo.pixels.numpy())
+        if isinstance(photo, DecodedPhoto)
+        else (photo, None)
+        for photo in photos
+    ]
 
 
 def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
@@ -117,7 +121,7 @@ def _file_bytes(file: PhotoFile) -> int:
 
 
 def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
-    """Sample batches for a data loader: the files themselves, a few at a time."""
+    """Yield a few files at a time."""
     chunk: list[PhotoFile] = []
     size = 0
     for file in files:
@@ -128,47 +132,6 @@ def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-class _Decoder(Dataset[DecodedPhoto | ImageError]):
-    """The data set of a worker: maps a file to its photo."""
-
-    def __init__(self, how: Decoding) -> None:
-        self.how = how
-
-    def __getitem__(self, file: PhotoFile) -> DecodedPhoto | ImageError:
-        try:
-            return file.decode(self.how)
-        except ImageError as error:
-            return error
-
-
-_Packed = tuple[Tensor, list[tuple[torch.Size, tuple[Any, ...]] | ImageError]]
-"""Photos sent by a worker: all pixels in one block of shared memory."""
-
-
-def _pack(photos: list[DecodedPhoto | ImageError]) -> _Packed:
-    pixels = [photo.pixels.flatten() for photo in photos if isinstance(photo, DecodedPhoto)]
-    return torch.cat(pixels) if pixels else torch.empty(0), [
-        (photo.pixels.shape, photo[1:]) if isinstance(photo, DecodedPhoto) else photo
-        for photo in photos
-    ]
-
-
-def _unpack(packed: _Packed) -> Iterator[DecodedPhoto | ImageError]:
-    pixels, photos = packed
-    start = 0
-    for each in photos:
-        if isinstance(each, ImageError):
-            yield each
-            continue
-        shape, rest = each
-        stop = start + shape.numel()
-        # Copied, so that scarce shared memory is freed soon. NumPy copies in one thread, while
-        # threads of PyTorch would wait for cores that the workers use.
-        copied = pixels[start:stop].numpy().copy()
-        yield DecodedPhoto(torch.from_numpy(copied).view(shape), *rest)
-        start = stop
 
 
 def _flat(
@@ -186,16 +149,15 @@ def _on_own_stream(
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     in_use: deque[torch.cuda.Event] = deque()
 
-    def decode() -> tuple[list[DecodedPhoto | ImageError], torch.cuda.Event] | None:
+    def decode(_: None) -> tuple[list[DecodedPhoto | ImageError], torch.cuda.Event] | None:
         with torch.cuda.device(device), torch.cuda.stream(stream):
             chunk = next(chunks, None)
             return None if chunk is None else (chunk, stream.record_event())
 
     thread = ThreadPoolExecutor(1, "decoding")
     try:
-        ahead = deque(thread.submit(decode) for _ in range(DECODED_AHEAD))
-        while (upcoming := ahead.popleft().result()) is not None:
-            ahead.append(thread.submit(decode))
+        ahead = submit_ahead(thread, decode, repeat(None), DECODED_AHEAD)
+        while (upcoming := next(ahead)) is not None:
             chunk, decoded = upcoming
             user = torch.cuda.current_stream(device)
             user.wait_event(decoded)
@@ -236,61 +198,46 @@ class PhotoBatch(NamedTuple):
 
 
 _Group = list[tuple[int, DecodedPhoto]]
-
-
-def _unreadable(position: int, error: ImageError) -> PhotoBatch:
-    return PhotoBatch(torch.empty(0), [], [], [], {position: str(error)})
+Canvas = tuple[int, int]
+"""Height and width of a canvas."""
 
 
 def batch_by_shape(
-    photos: Iterable[DecodedPhoto | ImageError], batch_size: Callable[[int, int], int]
+    photos: Iterable[DecodedPhoto | ImageError],
+    batch_size: Callable[[int, int], int],
+    mixed: bool = False,
 ) -> Iterator[PhotoBatch]:
-    """Batch photos of equal shape; positions count from 0 in the order of the photos.
+    """Batch photos of equal or similar shape; positions count from 0 in the order of the photos.
 
-    The batches depend only on the photos. If too many photos wait for others of their shape, the
-    shape with the most waiting pixels is batched first.
+    The batches depend only on the photos. A photo waits until others fill a batch of its shape. If
+    too many photos wait, the shape with the most waiting pixels is batched first.
 
     Args:
         photos: decoded photos and errors.
-        batch_size: returns the number of photos in a batch for a width and height.
+        batch_size: returns the number of photos in a batch for a width and height, at least 1.
+        mixed: lay photos of similar shapes into canvases of one shape. If too many photos wait, and
+            at the end, photos also join batches of somewhat larger canvases.
     """
-    groups: dict[torch.Size, _Group] = {}
+    groups: dict[Canvas, _Group] = {}
     waiting = 0
     for position, photo in enumerate(photos):
         if isinstance(photo, ImageError):
-            yield _unreadable(position, photo)
+            yield PhotoBatch(torch.empty(0), [], [], [], {position: str(photo)})
             continue
-        shape = photo.pixels.shape
-        groups.setdefault(shape, []).append((position, photo))
-        waiting += shape.numel() // 3
-        full = len(groups[shape]) >= batch_size(shape[2], shape[1])
-        while groups and (full or waiting > WAITING_PIXELS[photo.pixels.device.type]):
-            if not full:
-                shape = max(groups, key=lambda each: each.numel() * len(groups[each]))
-            group = groups.pop(shape)
-            waiting -= shape.numel() // 3 * len(group)
-            full = False
-            yield _stack(group)
-    for group in groups.values():
-        yield _stack(group)
-
-
-def _stack(group: _Group) -> PhotoBatch:
-    pixels = torch.stack([photo.pixels for _, photo in group])
-    height, width = pixels.shape[2:]
-    return _batch(pixels, [(height, width)] * len(group), group)
-
-
-def _batch(pixels: Tensor, sizes: list[tuple[int, int]], group: _Group) -> PhotoBatch:
-    nothing = torch.empty(0)
-    positions = [position for position, _ in group]
-    return PhotoBatch(
-        pixels, sizes, positions, [photo._replace(pixels=nothing) for _, photo in group], {}
-    )
-
-
-Canvas = tuple[int, int]
-"""Height and width of a canvas."""
+        height, width = photo.pixels.shape[1:]
+        canvas = (canvas_side(height), canvas_side(width)) if mixed else (height, width)
+        groups.setdefault(canvas, []).append((position, photo))
+        waiting += math.prod(canvas)
+        if len(groups[canvas]) >= batch_size(canvas[1], canvas[0]):
+            waiting -= math.prod(canvas) * len(groups[canvas])
+            yield _lay(canvas, groups.pop(canvas), batch_size, mixed)
+        while waiting > WAITING_PIXELS[photo.pixels.device.type]:
+            canvas = max(groups, key=lambda each: math.prod(each) * len(groups[each]))
+            yield _lay(canvas, _take(groups, canvas, batch_size, mixed), batch_size, mixed)
+            waiting = sum(math.prod(each) * len(group) for each, group in groups.items())
+    while groups:
+        canvas = max(groups, key=math.prod) if mixed else next(iter(groups))
+        yield _lay(canvas, _take(groups, canvas, batch_size, mixed), batch_size, mixed)
 
 
 def canvas_side(side: int) -> int:
@@ -303,52 +250,19 @@ def canvas_side(side: int) -> int:
     return -(-side // step) * step
 
 
-def batch_by_canvas(
-    photos: Iterable[DecodedPhoto | ImageError], batch_pixels: int
-) -> Iterator[PhotoBatch]:
-    """Batch photos of similar shape; positions count from 0 in the order of the photos.
-
-    The batches depend only on the photos. A photo waits until others fill a batch of its canvas.
-    At the end, and if too many photos wait, photos also join batches of somewhat larger canvases.
-
-    Args:
-        photos: decoded photos and errors.
-        batch_pixels: maximum number of pixels in the canvases of a batch of several photos.
-    """
-    groups: dict[Canvas, _Group] = {}
-    waiting = 0
-    for position, photo in enumerate(photos):
-        if isinstance(photo, ImageError):
-            yield _unreadable(position, photo)
-            continue
-        height, width = photo.pixels.shape[1:]
-        canvas = canvas_side(height), canvas_side(width)
-        groups.setdefault(canvas, []).append((position, photo))
-        waiting += math.prod(canvas)
-        if len(groups[canvas]) == _capacity(canvas, batch_pixels):
-            yield _lay(canvas, groups[canvas], batch_pixels)
-            waiting -= math.prod(canvas) * len(groups.pop(canvas))
-        while waiting > WAITING_CANVAS_PIXELS[photo.pixels.device.type]:
-            canvas = max(groups, key=lambda each: math.prod(each) * len(groups[each]))
-            yield _lay(canvas, _take_similar(groups, canvas, batch_pixels), batch_pixels)
-            waiting = sum(math.prod(each) * len(group) for each, group in groups.items())
-    while groups:
-        canvas = max(groups, key=math.prod)
-        yield _lay(canvas, _take_similar(groups, canvas, batch_pixels), batch_pixels)
-
-
-def _capacity(canvas: Canvas, batch_pixels: int) -> int:
-    return max(1, batch_pixels // math.prod(canvas))
-
-
-def _take_similar(groups: dict[Canvas, _Group], canvas: Canvas, batch_pixels: int) -> _Group:
+def _take(
+    groups: dict[Canvas, _Group],
+    canvas: Canvas,
+    batch_size: Callable[[int, int], int],
+    mixed: bool,
+) -> _Group:
     """Remove photos for a batch of this canvas from the groups, largest first."""
     taken: _Group = []
     enough = CANVAS_SHARE * math.prod(canvas)
     for each in sorted(groups, key=math.prod, reverse=True):
-        fits = each[0] <= canvas[0] and each[1] <= canvas[1] and math.prod(each) >= enough
-        space = _capacity(canvas, batch_pixels) - len(taken)
-        if fits and space:
+        similar = each[0] <= canvas[0] and each[1] <= canvas[1] and math.prod(each) >= enough
+        space = batch_size(canvas[1], canvas[0]) - len(taken)
+        if (each == canvas or (mixed and similar)) and space:
             taken += groups[each][:space]
             groups[each] = groups[each][space:]
             if not groups[each]:
@@ -356,21 +270,20 @@ def _take_similar(groups: dict[Canvas, _Group], canvas: Canvas, batch_pixels: in
     return taken
 
 
-def _lay(canvas: Canvas, group: _Group, batch_pixels: int) -> PhotoBatch:
-    """Lay photos into canvases; on a GPU, the number of canvases is one of a few."""
+def _lay(
+    canvas: Canvas, group: _Group, batch_size: Callable[[int, int], int], mixed: bool
+) -> PhotoBatch:
+    """Lay photos into canvases; if they are mixed on a GPU, their number is one of a few."""
     photos = [photo.pixels for _, photo in group]
-    count = len(photos)
-    if photos[0].is_cuda:
-        count = _capacity(canvas, batch_pixels)
+    device, count = photos[0].device, len(photos)
+    if mixed and device.type == "cuda":
+        count = batch_size(canvas[1], canvas[0])
         while count // 2 >= len(photos):
             count //= 2
     sizes = [(photo.shape[1], photo.shape[2]) for photo in photos]
     sizes += [canvas] * (count - len(photos))
-    if photos[0].is_cuda:
-        from listwise.data.gpu_canvases import lay_photos  # needs Triton
-
-        return _batch(lay_photos(photos, count, *canvas), sizes, group)
-    pixels = torch.zeros(count, 3, *canvas, dtype=torch.uint8)
-    for place, photo, (height, width) in zip(pixels, photos, sizes, strict=True):
-        place[:, :height, :width] = photo
-    return _batch(pixels, sizes, group)
+    pixels = torch.zeros(count, 3, *canvas, dtype=torch.uint8, device=device)
+    for number, photo in enumerate(photos):
+        pixels[number, :, : photo.shape[1], : photo.shape[2]] = photo
+    rest = [photo._replace(pixels=torch.empty(0)) for _, photo in group]
+    return PhotoBatch(pixels, sizes, [position for position, _ in group], rest, {})

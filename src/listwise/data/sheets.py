@@ -1,6 +1,6 @@
 """Draw ranked lists as one picture: rows of photos in colored frames."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,12 +41,8 @@ def ranked_sheet(
     rows: Sequence[Sequence[Tile]],
     captions: Sequence[str] | None = None,
     side: int = 96,
-    load: Callable[[str, Box | None, int], Image.Image] = load_thumbnail,
 ) -> Image.Image:
-    """Draw a row of photos for each list, with a gap between a query and its results.
-
-    `load` may keep the thumbnails for other sheets.
-    """
+    """Draw a row of photos for each list, with a gap between a query and its results."""
     tile = side + 2 * FRAME + GAP
     left = 0
     font = ImageFont.load_default(size=15)
@@ -61,7 +57,7 @@ def ranked_sheet(
             draw.text((GAP, top + tile // 2), captions[line], "black", font, anchor="lm")
         for column, entry in enumerate(row):
             apart = GAP if column and row[0].mark == "query" else 0
-            photo = load(entry.path, entry.box, side)
+            photo = load_thumbnail(entry.path, entry.box, side)
             framed = ImageOps.expand(photo, FRAME, COLORS[entry.mark])
             sheet.paste(framed, (left + GAP + column * tile + apart, top))
     return sheet
@@ -75,34 +71,26 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw the photos found, best first, with two lines of text each, below the query."""
     font = ImageFont.load_default(size=13)
-    line, gap = 18, 2 * GAP
+    line, tile = 18, side + 2 * GAP
     asked = [(photo, "query", "") for photo in queries]
     parts: list[tuple[Mark, Sequence[tuple[Image.Image, str, str]]]]
     parts = [("query", asked), ("junk", found)]
     rows = [
-        (mark, tiles[i : i + columns])
-        for mark, tiles in parts
-        for i in range(0, len(tiles), columns)
+        (mark, each[i : i + columns]) for mark, each in parts for i in range(0, len(each), columns)
     ]
-    small = [
-        [ImageOps.contain(tile[0], (side, side), Image.Resampling.BICUBIC) for tile in row]
-        for _, row in rows
-    ]
-    heights = [max(photo.height for photo in row) + FRAME + 2 * line + gap for row in small]
-    width = min(columns, max(len(row) for row in small))
-    sheet = Image.new("RGB", (width * (side + gap) + gap, sum(heights) + gap), "white")
+    width, height = max(len(row) for _, row in rows), tile + FRAME + 2 * line
+    sheet = Image.new("RGB", (width * tile + 2 * GAP, len(rows) * height + 2 * GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    top = gap
-    for (mark, row), photos, height in zip(rows, small, heights, strict=True):
-        bottom = top + height - gap - 2 * line
-        for column, ((_, first, second), photo) in enumerate(zip(row, photos, strict=True)):
-            left = gap + column * (side + gap)
-            framed = ImageOps.expand(photo, FRAME // 2, COLORS[mark])
+    for number, (mark, row) in enumerate(rows):
+        bottom = 2 * GAP + number * height + side + FRAME
+        for column, (photo, first, second) in enumerate(row):
+            left = 2 * GAP + column * tile
+            small = ImageOps.contain(photo, (side, side), Image.Resampling.BICUBIC)
+            framed = ImageOps.expand(small, FRAME // 2, COLORS[mark])
             sheet.paste(framed, (left, bottom - framed.height))
             draw.text((left, bottom + 2), first, "black", font)
             shown = _shortened(second, font, side)
             draw.text((left, bottom + 2 + line), shown, (110, 110, 110), font)
-        top += height
     return sheet
 
 

@@ -26,16 +26,17 @@ import io
 import math
 import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from listwise.data.checks import first_names
-from listwise.data.images import IMAGE_SUFFIXES, Box, image_names
-from listwise.data.labelled import Images, LabelledImages
-from listwise.errors import InputError
+from listwise.data.images import IMAGE_SUFFIXES, Box, describe_ignored, image_names
+from listwise.data.labelled import Images, LabelledImages, first_names
+from listwise.errors import InputError, ListwiseWarning
 from listwise.files import read_text
 from listwise.optional import requires
 
@@ -73,7 +74,8 @@ def read_labelled(
     """
     source = Path(source).expanduser()
     if source.is_dir():
-        images = _labelled(_class_folders(source, levels))
+        rows, ignored = _class_folders(source, levels)
+        images = replace(_labelled(rows), ignored=ignored)
     elif _is_table(source, _LABELLED_PHOTOS):
         images = _labelled(_table_rows(source, split_column=split_column, need_label=True))
     else:
@@ -88,7 +90,8 @@ def read_images(source: str | Path) -> Images:
     """
     source = Path(source).expanduser()
     if source.is_dir():
-        return _unlabelled(_folder_rows(source))
+        rows, ignored = _folder_rows(source)
+        return replace(_unlabelled(rows), ignored=ignored)
     if source.suffix.lower() in IMAGE_SUFFIXES and source.exists():
         return _unlabelled([_ListedImage(os.path.abspath(source), str(source))])
     if _is_table(source, _PHOTOS):
@@ -125,17 +128,23 @@ def _labelled(rows: list[_ListedImage]) -> LabelledImages:
     return LabelledImages.from_names(images, [str(row.label) for row in rows], splits)
 
 
-def _folder_rows(folder: Path) -> list[_ListedImage]:
-    root = os.path.abspath(folder)
-    rows = [_ListedImage(os.path.join(root, name), name) for name in image_names(root)]
+def _folder_rows(folder: Path) -> tuple[list[_ListedImage], Counter[str]]:
+    """Return the images of a folder, and the numbers of other files, with a warning of these."""
+    root, ignored = os.path.abspath(folder), Counter[str]()
+    rows = [_ListedImage(os.path.join(root, name), name) for name in image_names(root, ignored)]
     if not rows:
         suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise InputError(f"{folder}: no photo in this folder or below it (names in {suffixes})")
-    return rows
+        others = f"; {describe_ignored(ignored)}" if ignored else ""
+        raise InputError(
+            f"{folder}: no photo in this folder or below it (names in {suffixes}){others}"
+        )
+    if ignored:
+        warnings.warn(f"{folder}: {describe_ignored(ignored)}", ListwiseWarning, stacklevel=4)
+    return rows, ignored
 
 
-def _class_folders(folder: Path, levels: bool) -> list[_ListedImage]:
-    rows = _folder_rows(folder)
+def _class_folders(folder: Path, levels: bool) -> tuple[list[_ListedImage], Counter[str]]:
+    rows, ignored = _folder_rows(folder)
     bare = [row.id for row in rows if "/" not in row.id]
     if bare:
         what = "1 photo is" if len(bare) == 1 else f"{len(bare)} photos are"
@@ -152,7 +161,7 @@ def _class_folders(folder: Path, levels: bool) -> list[_ListedImage]:
             "path,label,split"
         )
     cut = str.rsplit if levels else str.split
-    return [replace(row, label=cut(row.id, "/", 1)[0]) for row in rows]
+    return [replace(row, label=cut(row.id, "/", 1)[0]) for row in rows], ignored
 
 
 def _is_table(source: Path, layouts: str) -> bool:
@@ -200,8 +209,9 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_ListedImage]:
-    read = _csv_cells if source.suffix.lower() == ".csv" else _parquet_cells
-    columns, cells = read(source)
+    """Read a table; its readers yield where a row is and its cells, first those with the names."""
+    cells = _csv_cells(source) if source.suffix.lower() == ".csv" else _parquet_cells(source)
+    _, columns = next(cells)
     labels = _label_columns(source, columns) if need_label else []
     required = ["path", *labels]
     missing = [name for name in required if name not in columns]
@@ -224,7 +234,8 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
     read_box = _box_reader(source, columns)
     others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
     rows = []
-    for place, row in cells:
+    for place, values in cells:
+        row = dict(zip(columns, values, strict=True))
         for name, value in row.items():
             if isinstance(value, str) and "\0" in value:
                 raise InputError(
@@ -272,35 +283,27 @@ def _cell_text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _csv_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+def _csv_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
     reader = csv.reader(io.StringIO(read_text(source)), strict=True)
     try:
         columns = [name.strip() for name in next(reader, [])]
+        if not any(columns):
+            raise InputError(f"{source}: the first line must name the columns, such as path,label")
+        yield "line 1", columns
+        for row in filter(None, reader):
+            place = f"line {reader.line_num}"
+            if len(row) != len(columns):
+                raise InputError(
+                    f"{source}, {place}: {len(row)} cells where the first line names "
+                    f"{len(columns)} columns; put quotes around a cell with a comma"
+                )
+            yield place, row
     except csv.Error as error:
-        raise InputError(f"{source}, line 1: not readable as CSV ({error})") from None
-    if not any(columns):
-        raise InputError(f"{source}: the first line must name the columns, such as path,label")
-
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        try:
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(columns):
-                    raise InputError(
-                        f"{source}, line {reader.line_num}: {len(row)} cells where the first line "
-                        f"names {len(columns)} columns; put quotes around a cell with a comma"
-                    )
-                yield f"line {reader.line_num}", dict(zip(columns, row, strict=True))
-        except csv.Error as error:
-            raise InputError(
-                f"{source}, line {reader.line_num}: not readable as CSV ({error})"
-            ) from None
-
-    return columns, rows()
+        place = f"{source}, line {max(1, reader.line_num)}"
+        raise InputError(f"{place}: not readable as CSV ({error})") from None
 
 
-def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping[str, Any]]]]:
+def _parquet_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
     with requires("train", "a Parquet table"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -311,9 +314,11 @@ def _parquet_cells(source: Path) -> tuple[list[str], Iterator[tuple[str, Mapping
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{source}: not readable as Parquet ({reason})") from None
 
-    batches = table.to_batches(max_chunksize=65536)
-    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-    return list(table.column_names), ((f"row {i}", row) for i, row in enumerate(rows, 1))
+    yield "the schema", table.column_names
+    numbers = count(1)
+    for batch in table.to_batches(max_chunksize=65536):
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield f"row {next(numbers)}", row
 
 
 def _box_reader(
@@ -323,19 +328,16 @@ def _box_reader(
     four = [name for name in _BOX_COLUMNS if name in columns]
     if "box" in columns and four:
         raise InputError(f"{source}: has a column box and {', '.join(four)}; keep one of the two")
-    if four and len(four) < 4:
-        absent = [name for name in _BOX_COLUMNS if name not in columns]
+    absent = [name for name in _BOX_COLUMNS if name not in columns]
+    if four and absent:
         raise InputError(f"{source}: a box needs x0,y0,x1,y1; no column {', '.join(absent)}")
 
+    box_columns = four or [name for name in columns if name == "box"]
+
     def read(place: str, row: Mapping[str, Any]) -> Box | None:
-        if not four and "box" not in columns:
-            return None
-        written = [row[name] for name in four] if four else row["box"]
-        if isinstance(written, list | tuple):
-            cells = [_cell_text(value) for value in written]
-        else:
-            cells = _cell_text(written).replace(",", " ").split()
-        if not any(cells):
+        written = " ".join(_cell_text(row[name]) for name in box_columns)
+        cells = re.sub(r"[\[\],]", " ", written).split()  # a cell of a Parquet table may be a list
+        if not cells:
             return None
         where = f"{source}, {place}: the box {','.join(cells)!r}"
         try:

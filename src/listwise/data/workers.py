@@ -2,22 +2,77 @@
 
 import gc
 import multiprocessing
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
+from typing import Any, TypeVar
 
+import torch
+
+from listwise.data import images
 from listwise.errors import InputError
+from listwise.machine import submit_ahead
+
+AHEAD = 3  # items of each worker that are processed or waiting
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_function: Callable[[Any], Any]  # of a worker process
 
 
-def start_worker(worker: int = 0) -> None:
-    """Set up a worker process: it uses one core, and ignores Ctrl-C."""
+def map_in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Generator[Result, None, None]:
+    """Yield `function(item)` for each item, in order, computed by worker processes.
+
+    Items are taken a little ahead. The processes end when the generator is closed.
+    """
+    setup = function, multiprocessing.Lock()
+    pool = ProcessPoolExecutor(workers, initializer=_start_with, initargs=setup)
+    try:
+        yield from submit_ahead(pool, _run, items, AHEAD * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_with(function: Callable[[Any], Any], one_large: AbstractContextManager[Any]) -> None:
+    global _function
+    start_worker(one_large)
+    _function = function
+
+
+def _run(item: Any) -> Any:
+    return _function(item)
+
+
+def start_worker(one_large: AbstractContextManager[Any] | None = None) -> None:
+    """Set up a worker process: it uses one core, ignores Ctrl-C, and ends with its parent.
+
+    Workers with the same lock `one_large` decode large photos one at a time.
+    """
+    # Another one than the lock of the parent, which a thread may have held as it forked.
+    images.one_large = one_large or threading.Lock()
     gc.freeze()  # a search for garbage would copy the memory that it shares with its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent has been killed; it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def worker_context() -> BaseContext:
@@ -33,12 +88,7 @@ def explain_lost_workers() -> Iterator[None]:
     """Raise an `InputError` with the usual causes when a worker process has died."""
     try:
         yield
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        # If it dies while a batch is read from it, the connection breaks too.
-        lost = isinstance(error, BrokenProcessPool) or "DataLoader worker" in str(error)
-        if isinstance(error, RuntimeError) and not lost:
-            raise
+    except BrokenProcessPool as error:
         raise InputError(
-            "the system ended a worker process, usually because memory or shared memory "
-            "(docker run --shm-size) ran out: use fewer `workers`"
+            "the system ended a worker process, usually because memory ran out: use fewer `workers`"
         ) from error

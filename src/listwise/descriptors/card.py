@@ -3,12 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from listwise.descriptors.tuned import TunedSettings
-from listwise.descriptors.whitening import Whitening
-from listwise.models.storage import NetConfig
+from listwise.models.storage import ModelInfo, ModelSettings
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_ROWS = 12
@@ -16,39 +15,38 @@ Results = Mapping[str, Mapping[str, float]]
 
 
 def write_card(
-    name: str,
-    config: NetConfig,
+    info: ModelInfo,
     dim: int,
-    whitening: Whitening | None,
-    tuned: TunedSettings | None,
-    *,
-    run: Path | None = None,
-    license: str = "unknown",
-    results: Results | None = None,
+    folder: Path | None,
+    name: str,
+    license: str,
+    results: Results | None,
 ) -> str:
     """Return a model card: data, settings, training curve, results and license, in Markdown.
 
     Args:
-        name: the name of the model.
-        config: the config of its network, which records the training.
-        dim: the length of the descriptors.
-        whitening: the whitening.
-        tuned: the tuned settings.
-        run: the folder of the training run; its `metrics.jsonl` has the training curve.
+        info: the settings of the model.
+        dim: the length of its descriptors.
+        folder: its folder; `metrics.jsonl` in the folder of its run has the training curve.
+        name: its name; empty for that of its folder.
         license: an identifier such as apache-2.0.
         results: metrics by benchmark, such as `listwise.evaluate(...).figures`.
     """
-    training: Any = config.provenance.get("training")
-    training = training if isinstance(training, dict) else {}
-    parts = [_head(license), f"# {name.rpartition('/')[2]}", _use(name, config, dim)]
-    parts.append("## Network\n\n" + _rows(_network(config, dim, whitening)))
-    if training:
+    run = folder and folder.parent
+    known = run if folder and folder.name == "model" else folder
+    name = name or (known.name if known else "") or "model"
+    origin = shorten_paths(info.network.provenance)
+    training = origin.get("training")
+    parts = [_head(license), f"# {name.rpartition('/')[2]}", _use(name, dim)]
+    parts.append("## Network\n\n" + _rows(_network(info, origin, dim)))
+    if isinstance(training, dict):
         parts.append("## Training\n\n" + _training(training))
-        curve = _curve(run)
+        curve = _curve(run / METRICS_FILE) if run and (run / METRICS_FILE).is_file() else []
         if curve:
-            parts.append("## Training curve\n\n" + curve)
-    if tuned is not None:
-        parts.append("## Settings\n\n" + _rows(_settings(tuned)))
+            head = ["update", "loss", "validation mAP"]
+            parts.append("## Training curve\n\n" + _table(head, curve))
+    if info.tuned is not None:
+        parts.append("## Settings\n\n" + _rows(_settings(info.tuned)))
     if results:
         parts.append("## Results\n\n" + _results(results))
     parts.append(f"## License\n\n{license}")
@@ -57,16 +55,15 @@ def write_card(
 
 def _head(license: str) -> str:
     """Return the YAML that the Hugging Face Hub reads."""
-    lines = {
-        "license": json.dumps(license),
-        "library_name": "listwise",
-        "pipeline_tag": "image-feature-extraction",
-        "tags": '["image-retrieval", "image-feature-extraction"]',
-    }
-    return "\n".join(["---", *(f"{key}: {value}" for key, value in lines.items()), "---"])
+    return f"""---
+license: {json.dumps(license)}
+library_name: listwise
+pipeline_tag: image-feature-extraction
+tags: ["image-retrieval", "image-feature-extraction"]
+---"""
 
 
-def _use(name: str, config: NetConfig, dim: int) -> str:
+def _use(name: str, dim: int) -> str:
     source = f"hub:{name}" if "/" in name else name
     return (
         f"This model turns a photo into a descriptor of {dim} dimensions. Photos of the same thing "
@@ -76,15 +73,14 @@ def _use(name: str, config: NetConfig, dim: int) -> str:
     )
 
 
-def _network(config: NetConfig, dim: int, whitening: Whitening | None) -> dict[str, object]:
-    learned = "none"
-    if whitening is not None:
-        count = whitening.info.learned_from
-        learned = whitening.info.method + (f", from {count:,} descriptors" if count else "")
-    weights = config.provenance.get("weights")
+def _network(info: ModelInfo, origin: Mapping[str, Any], dim: int) -> dict[str, object]:
+    config, learned = info.network, "none"
+    if info.whitening is not None:
+        count = info.whitening.learned_from
+        learned = info.whitening.method + (f", from {count:,} descriptors" if count else "")
     return {
         "backbone": config.backbone,
-        "first weights": shorten_paths(str(weights)) if weights else "unknown",
+        "first weights": origin.get("weights") or "unknown",
         "pooling": config.pooling,
         "projection": config.projection or "none",
         "whitening": learned,
@@ -95,22 +91,17 @@ def _network(config: NetConfig, dim: int, whitening: Whitening | None) -> dict[s
 
 
 def _training(training: Mapping[str, Any]) -> str:
-    found: dict[str, object] = {}
-    if "data" in training:
-        found["data"] = shorten_paths(str(training["data"]))
+    named = {"data": "data", "Listwise": "listwise"}
+    found = {label: training[name] for label, name in named.items() if name in training}
     if "validation_map" in training:
         found["validation mAP"] = f"{100 * training['validation_map']:.1f}"
         found["best update"] = training.get("update", "")
-    found["Listwise"] = training.get("listwise", "")
-    settings = training.get("settings", {})
-    flat = {
-        f"{name}.{inner}" if inner else name: value
-        for name, given in settings.items()
-        for inner, value in (given.items() if isinstance(given, dict) else [("", given)])
-        if value is not None
-    }
-    lines = "\n".join(f"{name}: {shorten_paths(value)}" for name, value in flat.items())
-    folded = f"<details><summary>Settings</summary>\n\n```yaml\n{lines}\n```\n\n</details>"
+    lines = []
+    for name, given in training.get("settings", {}).items():
+        inner = given if isinstance(given, dict) else {"": given}
+        flat = {f"{name}.{key}" if key else name: value for key, value in inner.items()}
+        lines += [f"{key}: {value}\n" for key, value in flat.items() if value is not None]
+    folded = f"<details><summary>Settings</summary>\n\n```yaml\n{''.join(lines)}```\n\n</details>"
     return f"{_rows(found)}\n\n{folded}"
 
 
@@ -130,33 +121,18 @@ def _name(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
 
 
-def _curve(run: Path | None) -> str:
-    """Return a table of the validations of a run; empty if it has none."""
-    file = None if run is None else run / METRICS_FILE
-    if file is None or not file.is_file():
-        return ""
+def _curve(file: Path) -> list[list[str]]:
+    """Return update, loss and validation mAP of some validations of a run."""
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
-        try:
+        with suppress(ValueError, KeyError, TypeError):  # cut off by a crash, or no validation
             entry = json.loads(line)
-        except ValueError:  # a line that a crash cut off
-            continue
-        if isinstance(entry, dict) and entry.get("validation_map") is not None:
-            rows.append(entry)
-    step = max(1, -(-len(rows) // CURVE_ROWS))
-    shown = [*rows[:-1:step], *rows[-1:]]
-    lines = [
-        [
-            str(entry.get("update", "")),
-            "" if entry.get("loss") is None else f"{entry['loss']:.4f}",
-            f"{100 * entry['validation_map']:.1f}",
-        ]
-        for entry in shown
-    ]
-    return _table(["update", "loss", "validation mAP"], lines) if lines else ""
+            value, loss = f"{100 * entry['validation_map']:.1f}", entry.get("loss")
+            rows.append([str(entry["update"]), "" if loss is None else f"{loss:.4f}", value])
+    return [*rows[: -1 : max(1, -(-len(rows) // CURVE_ROWS))], *rows[-1:]]
 
 
-def _settings(tuned: TunedSettings) -> dict[str, object]:
+def _settings(tuned: ModelSettings) -> dict[str, object]:
     found: dict[str, object] = {
         "longer side of photos": tuned.max_side or "original size",
         "scales": ", ".join(f"{scale:g}" for scale in tuned.scales),

@@ -1,9 +1,10 @@
 """Choose the dimension, power and shrinkage of a whitening by validation on labelled photos."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import product
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from listwise.descriptors.whitening import (
 )
 from listwise.errors import InputError
 from listwise.evaluation import Gain, compare_ap, evaluate_labelled
+from listwise.progress import aligned
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
 POWERS = (0.0, 0.125, 0.25, 0.375, 0.5)
@@ -29,6 +31,7 @@ MOST_VALIDATED = 2000
 Float32 = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
 AP = npt.NDArray[np.float64]
+T = TypeVar("T")
 Batches = Callable[[Positions], Iterable[Float32]]
 
 
@@ -46,17 +49,30 @@ class Fold(NamedTuple):
     validate: Positions
 
 
-@dataclass(frozen=True)
-class WhiteningCandidate:
-    """The settings of a whitening, and its mAP on the validation photos.
+def select(
+    candidates: Mapping[T, AP], before: AP, labels: npt.NDArray[np.int64]
+) -> tuple[T, AP, Gain]:
+    """Find the candidate with the highest mAP on validation photos, the first of equal ones.
 
-    `power` and `shrinkage` are None for a supervised whitening.
+    Args:
+        candidates: candidate -> average precision of each photo; NaN without a positive.
+        before: the average precision to compare with.
+        labels: the class of each photo.
+
+    Returns:
+        The candidate, its average precision of each photo, and its gain over `before`, which is
+        clear if it is above two standard errors.
     """
+    best = max(candidates, key=lambda each: float(np.nanmean(candidates[each])))
+    return best, candidates[best], compare_ap(candidates[best], before, labels)
+
+
+class WhiteningSettings(NamedTuple):
+    """The settings of a whitening; `power` and `shrinkage` are None for a supervised one."""
 
     dim: int
     power: float | None
     shrinkage: Shrinkage | None
-    validation_map: float
 
     def whitening(self, directions: PrincipalDirections) -> Whitening:
         """Return the whitening with these settings."""
@@ -74,44 +90,38 @@ class WhiteningChoice:
 
     Attributes:
         start_map: validation mAP before: without a whitening, or with the one to compare with.
-        best: the candidate with the highest validation mAP.
-        candidates: the best candidate of each dimension, the smallest dimension first.
+        best: the settings with the highest validation mAP.
+        maps: the best settings of each dimension, the smallest first -> validation mAP.
         gain: the mAP of `best` minus `start_map`, with its standard error.
         queries: the number of validation photos.
         classes: the number of their classes.
-        start_ap: average precision of each photo before, fold by fold; NaN without a positive.
-        best_ap: the same with `best`.
         directions: what was learned in each fold.
     """
 
     start_map: float
-    best: WhiteningCandidate
-    candidates: tuple[WhiteningCandidate, ...]
+    best: WhiteningSettings
+    maps: Mapping[WhiteningSettings, float]
     gain: Gain
     queries: int
     classes: int
-    start_ap: AP
-    best_ap: AP
     directions: tuple[PrincipalDirections, ...]
 
     @property
-    def helps(self) -> bool:
-        """Whether the best candidate is better by more than two standard errors."""
-        return self.gain.clear
+    def validation_map(self) -> float:
+        """The validation mAP of `best`."""
+        return self.maps[self.best]
 
     def table(self) -> str:
-        """Format the best candidate of each dimension as a plain text table, mAP in percent."""
-        rows = [("none", self.start_map)]
-        rows += [(str(each), each.validation_map) for each in self.candidates]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {100 * value:.1f}" for name, value in rows]
-        return "\n".join([f"{'whitening':<{width}}  mAP", *lines])
+        """Format the best settings of each dimension as a plain text table, mAP in percent."""
+        rows = {"none": self.start_map} | {str(each): value for each, value in self.maps.items()}
+        shown = [[name, f"{100 * value:.1f}"] for name, value in rows.items()]
+        return "\n".join(aligned([["whitening", "mAP"], *shown], 1))
 
     def __str__(self) -> str:
         value, error = 100 * self.gain.value, 100 * self.gain.error
         return (
             f"validation mAP {100 * self.start_map:.1f} without whitening, "
-            f"{100 * self.best.validation_map:.1f} with the best ({value:+.1f} ± {error:.1f}, "
+            f"{100 * self.validation_map:.1f} with the best ({value:+.1f} ± {error:.1f}, "
             f"{self.queries} photos of {self.classes} classes)"
         )
 
@@ -218,22 +228,44 @@ def choose_whitening(
         supervised: learn from pairs of photos with the same label.
         current: the whitening to compare with; none by default.
     """
-    start_ap: list[AP] = []
-    found: dict[tuple[int, float | None, Shrinkage | None], list[AP]] = {}
+    parts: list[AP] = []
+    found: dict[WhiteningSettings, list[AP]] = {}
     learned: list[PrincipalDirections] = []
     for fold in folds:
         own = labels[fold.validate]
         plain = np.concatenate(list(batches(fold.validate)))
         start = plain if current is None else current.apply(plain)
-        start_ap.append(evaluate_labelled(start, own).per_query_ap)
-        chosen_labels = labels[fold.learn] if supervised else None
-        directions = learn_directions(batches(fold.learn), chosen_labels)
+        parts.append(evaluate_labelled(start, own).per_query_ap)
+        directions = learn_directions(
+            batches(fold.learn), labels[fold.learn] if supervised else None
+        )
         learned.append(directions)
         for settings, rows in _candidates(directions, plain, dim, power, shrinkage):
             found.setdefault(settings, []).append(evaluate_labelled(rows, own).per_query_ap)
-    complete = {key: np.concatenate(ap) for key, ap in found.items() if len(ap) == len(folds)}
+    candidates = {key: np.concatenate(ap) for key, ap in found.items() if len(ap) == len(folds)}
+    if not candidates:
+        raise InputError(
+            "no whitening of this `dim` can be learned: choose a smaller one, or learn from more "
+            "photos"
+        )
+    start_ap = np.concatenate(parts)
     classes = labels[np.concatenate([fold.validate for fold in folds])]
-    return _best(complete, np.concatenate(start_ap), classes, tuple(learned))
+    # The first candidates have the fewest dimensions and are the simplest.
+    best, _, gain = select(candidates, start_ap, classes)
+    of_dim: dict[int, WhiteningSettings] = {}
+    maps = {key: float(np.nanmean(ap)) for key, ap in candidates.items()}
+    for key in candidates:
+        if key.dim not in of_dim or maps[key] > maps[of_dim[key.dim]]:
+            of_dim[key.dim] = key
+    return WhiteningChoice(
+        start_map=float(np.nanmean(start_ap)),
+        best=best,
+        maps={key: maps[key] for key in of_dim.values()},
+        gain=gain,
+        queries=int((~np.isnan(start_ap)).sum()),
+        classes=len(np.unique(classes)),
+        directions=tuple(learned),
+    )
 
 
 def _candidates(
@@ -242,7 +274,7 @@ def _candidates(
     dim: int | None,
     power: float | None,
     shrinkage: Shrinkage | None,
-) -> Iterator[tuple[tuple[int, float | None, Shrinkage | None], Float32]]:
+) -> Iterator[tuple[WhiteningSettings, Float32]]:
     """Yield the settings of each whitening that can be learned, and the whitened descriptors."""
     projected = directions.project(descriptors)
     width = projected.shape[1]
@@ -250,45 +282,12 @@ def _candidates(
     powers: Sequence[float] = POWERS if power is None else (power,)
     shrinkages: Sequence[Shrinkage] = (0.0, "ledoit-wolf") if shrinkage is None else (shrinkage,)
     pca = directions.method == "pca"
-    for size in dims:
-        for amount in shrinkages if pca else (0.0,):
-            if size > directions.varying(amount):
-                continue
-            for exponent in powers if pca else (0.0,):
-                factors = directions.factors(size, exponent, amount).astype(np.float32)
-                rows = projected[:, :size] * (factors / factors.max())
-                rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-                yield (size, exponent, amount) if pca else (size, None, None), rows
-
-
-def _best(
-    found: dict[tuple[int, float | None, Shrinkage | None], AP],
-    start_ap: AP,
-    labels: npt.NDArray[np.int64],
-    directions: tuple[PrincipalDirections, ...],
-) -> WhiteningChoice:
-    if not found:
-        raise InputError(
-            "no whitening of this `dim` can be learned: choose a smaller one, or learn from more "
-            "photos"
-        )
-    candidates: dict[int, WhiteningCandidate] = {}
-    aps: dict[int, AP] = {}
-    for (dim, power, shrinkage), ap in found.items():
-        value = float(np.nanmean(ap))
-        # The first of equal candidates is the simplest.
-        if dim not in candidates or value > candidates[dim].validation_map:
-            candidates[dim] = WhiteningCandidate(dim, power, shrinkage, value)
-            aps[dim] = ap
-    best = max(candidates.values(), key=lambda each: (each.validation_map, -each.dim))
-    return WhiteningChoice(
-        start_map=float(np.nanmean(start_ap)),
-        best=best,
-        candidates=tuple(candidates[dim] for dim in sorted(candidates)),
-        gain=compare_ap(aps[best.dim], start_ap, labels),
-        queries=int((~np.isnan(start_ap)).sum()),
-        classes=len(np.unique(labels)),
-        start_ap=start_ap,
-        best_ap=aps[best.dim],
-        directions=directions,
-    )
+    if not pca:
+        powers, shrinkages = (0.0,), (0.0,)
+    for size, amount, exponent in product(dims, shrinkages, powers):
+        if size > directions.varying(amount):
+            continue
+        factors = directions.factors(size, exponent, amount).astype(np.float32)
+        rows = projected[:, :size] * (factors / factors.max())
+        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        yield WhiteningSettings(size, *((exponent, amount) if pca else (None, None))), rows

@@ -1,27 +1,117 @@
-"""Export a network and its whitening to an ONNX file."""
+"""Export a model to an ONNX file."""
 
 import copy
 import errno
 import hashlib
+import json
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
-from listwise.descriptors.onnx_file import SUFFIX, OnnxInfo, checksum, write_onnx
-from listwise.descriptors.tuned import TunedSettings
+from listwise.descriptors.onnx_file import (
+    DESCRIPTORS,
+    INPUT,
+    SUFFIX,
+    OnnxInfo,
+    checksum,
+    open_session,
+    run_session,
+    write_onnx,
+)
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError, first_line
+from listwise.files import write_text
 from listwise.models import RetrievalNet
-from listwise.models.calibration import Calibration
-from listwise.models.onnx_net import DESCRIPTORS, INPUT, open_session, run_session
 from listwise.models.pooling import RMAC
+from listwise.models.storage import ModelInfo
 from listwise.optional import requires
+
+MODEL_FILE: Final = "model.onnx"
+SETTINGS_FILE: Final = "settings.json"
+PAGE: Final = ("index.html", "listwise.js")
+
+
+def check_path(path: str | Path, web: bool = False) -> Path:
+    """Refuse a file, or with `web` a folder, that cannot be written; return its path."""
+    path = Path(path).expanduser()
+    if not web and path.suffix != SUFFIX:
+        raise InputError(f"{path} must end with {SUFFIX}: give a file such as model{SUFFIX}")
+    if path.exists() and path.is_dir() != web:
+        kind, other = ("file", "a folder") if web else ("folder", f"a file such as model{SUFFIX}")
+        raise InputError(f"{path} is a {kind}: give {other}")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
+    return path
+
+
+def add_page(folder: Path, info: OnnxInfo) -> None:
+    """Write the settings that a page needs, and the example page, next to the model."""
+    settings = {
+        "backbone": info.network.backbone,
+        "dim": info.dim,
+        "max_side": info.tuned.max_side if info.tuned else None,
+        "precision": info.precision,
+        "fingerprint": info.fingerprint,
+    }
+    write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
+    for name in PAGE:
+        shutil.copyfile(Path(__file__).parent / "web" / name, folder / name)
+
+
+def quantize(graph: Any, photos: Iterable[Tensor]) -> Any:
+    """Return the graph with convolutions and matrix products in int8.
+
+    Weights have 7 bits and one scale per output channel. Activations have 8 bits and one scale per
+    tensor, from the values that the photos cause. All other operations stay in float32.
+
+    Args:
+        graph: an `onnx.ModelProto` of a network.
+        photos: images uint8 [3, H, W] of any sizes.
+    """
+    import onnx
+    from onnxruntime.quantization import (
+        CalibrationMethod,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    feeds = ({INPUT: (photo[None].float() / 255).numpy()} for photo in photos)
+    reader = SimpleNamespace(get_next=lambda: next(feeds, None))  # as onnxruntime reads them
+    # Otherwise onnxruntime advises to prepare the graph, which was optimized when it was exported.
+    graph.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx.save(graph, source)
+        quantize_static(
+            source,
+            out,
+            reader,
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            # Weights of 7 bits: processors without VNNI add two products in 16 bits, which
+            # overflow with 8 bits.
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            activation_type=QuantType.QUInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+            # Relu and Clip (ReLU6) too, so that the result of a convolution is quantized after its
+            # activation. The range before it is much wider and would waste most of the 8 bits.
+            op_types_to_quantize=["Conv", "MatMul", "Gemm", "Relu", "Clip"],
+        )
+        return onnx.load(out)
+
 
 # The first version of ONNX whose Resize is that of PyTorch, and the last that PyTorch writes.
 OPSETS: Final = range(18, 24)
@@ -29,33 +119,31 @@ OPSETS: Final = range(18, 24)
 TOLERANCE: Final = 1e-4
 
 
-def export_network(
-    path: str | Path,
+def export_model(
     net: RetrievalNet,
-    whitening: Whitening | None = None,
-    tuned: TunedSettings | None = None,
-    calibration: Calibration | None = None,
-    *,
+    whitening: Whitening | None,
+    info: ModelInfo,
+    path: str | Path,
     opset: int = OPSETS.start,
     photos: Iterable[Tensor] | None = None,
-) -> OnnxInfo:
-    """Write a network, its whitening and its settings to an ONNX file; return the settings.
+    web: bool = False,
+) -> Path:
+    """Write a model to an ONNX file, or with `web` to a folder with a page; return the file.
 
     Args:
-        path: the file to write; its name ends with .onnx.
         net: the network.
         whitening: the whitening of its descriptors.
-        tuned: settings that apply where a user of the file gives none.
-        calibration: turns scores into probabilities; left out of a quantized file, whose scores
-            differ.
+        info: the settings; the calibration is left out of a quantized file, whose scores differ.
+        path: the file to write, whose name ends with .onnx, or the folder.
         opset: the version of ONNX's operators.
         photos: images uint8 [3, H, W] on which the range of each activation is measured, to
             quantize the network to int8; None exports it in float32.
+        web: write a folder with the file, its settings and an example page.
 
     Raises:
         InputError: the path cannot be written, or the network cannot be exported.
     """
-    path = check_path(path)
+    path = check_path(path, web)
     if opset not in OPSETS:
         raise InputError(f"`opset` must be from {OPSETS.start} to {OPSETS.stop - 1}, not {opset}")
     if isinstance(net.pooling, RMAC):
@@ -71,35 +159,21 @@ def export_network(
     compare(plain, graph)
     fingerprint = net.fingerprint()
     if photos is not None:
-        from listwise.descriptors.quantizing import quantize
-
         graph = quantize(graph, photos)
         fingerprint = hashlib.sha256(f"{fingerprint} int8 {checksum(graph)}".encode()).hexdigest()
-    info = OnnxInfo(
-        network=net.config,
+    kept = dict(info) if photos is None else {**dict(info), "calibration": None}
+    stored = OnnxInfo(
+        **kept,
         dim=net.dim if whitening is None else whitening.dim,
         network_dim=net.dim,
         precision="float32" if photos is None else "int8",
         fingerprint=fingerprint,
-        whitening=None if whitening is None else whitening.info,
-        tuned=None if tuned is None else tuned.model_copy(update={"network": fingerprint}),
-        calibration=calibration if photos is None else None,
     )
-    write_onnx(path, graph, info, whitening)
-    return info
-
-
-def check_path(path: str | Path) -> Path:
-    """Refuse a path that cannot be written, before the work that it is for."""
-    path = Path(path).expanduser()
-    if path.suffix != SUFFIX:
-        raise InputError(f"{path} must end with {SUFFIX}: give a file such as model{SUFFIX}")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give a file such as model{SUFFIX}")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
+    if web:
+        path.mkdir(exist_ok=True)
+        add_page(path, stored)
+        path = path / MODEL_FILE
+    write_onnx(path, graph, stored, whitening)
     return path
 
 
@@ -114,8 +188,6 @@ def trace(net: RetrievalNet, opset: int) -> Any:
     side = net.config.image_size
     # Height, width and batch differ, and none is 1: PyTorch would take equal sizes for the same.
     example = torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(0))
-    if not hasattr(torch.export.Dim, "DYNAMIC"):
-        raise InputError(f"the export needs a newer PyTorch than {torch.__version__}: update it")
     any_size = torch.export.Dim.DYNAMIC
     sizes = ({0: any_size, 2: any_size, 3: any_size},)
     traced = copy.deepcopy(net)

@@ -1,24 +1,35 @@
 """Extract the descriptors of photos into a file, with resume, by one or several processes."""
 
+import hashlib
+import json
 import os
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
 from listwise.data import Images
+from listwise.data.images import printable
 from listwise.descriptors.model import Model
-from listwise.descriptors.parts import Parts
-from listwise.descriptors.settings import Precision
-from listwise.descriptors.storage import DescriptorFile, DescriptorHeader, DescriptorWriter
+from listwise.descriptors.storage import (
+    DescriptorFile,
+    DescriptorHeader,
+    DescriptorWriter,
+    is_descriptor_file,
+)
 from listwise.errors import InputError
+from listwise.files import publish
 from listwise.models.embed import MIXED
+from listwise.settings import Precision
 
 # Photos per part. An interruption loses at most one part: seconds on a GPU, a minute on a CPU.
 PART = {"cpu": 64, "cuda": 8192}
+LOCK_FILE = "listwise.lock"
+_OURS = re.compile(r"[0-9a-f]{32}-(\d{9}|joined)\.parquet")
 
 
 def extract(
@@ -45,14 +56,15 @@ def extract(
         model: the model that describes the photos.
         images: the photos; only the box of a photo is used if it has one.
         out: path of the descriptor file.
-        max_side: long side that larger photos are reduced to; 0 for their original size. By default
-            that of a tuned model, or the original size.
-        scales: sizes at which each photo is described, as factors; by default those of a tuned
-            model, or (1.0,).
-        power: power of the mean over the scales (see `power_mean`); 3 by default.
-        precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU.
+        scales: scales at which each photo is described, such as 1,0.7071,0.5; by default those of a
+            tuned model, or 1.
+        power: power of the generalized mean over the descriptors of several scales; by default 3.
+        precision: precision in which the network computes; by default bfloat16 on a GPU that
+            supports it.
         strict: stop at the first photo that cannot be read.
-        workers: processes that decode photos; chosen from the number of cores by default.
+        workers: number of processes that decode photos; by default from the number of CPU cores.
         on_progress: called with the number of photos just finished.
         on_note: called with a sentence when earlier parts are used or discarded, or when the
             network needs batches of photos of one shape on a GPU.
@@ -60,29 +72,31 @@ def extract(
     Raises:
         InputError: no photo can be read, `out` cannot be written, or another process writes it.
     """
-    if model.device.type == "cuda":  # while the GPU computes
-        threading.Thread(target=_import_pyarrow, name="pyarrow").start()
-    settings = model.settings(max_side, scales, power, precision)
+    out, settings = Path(out), model.settings(max_side, scales, power, precision)
+    check_out(out, images, "descriptor file", is_descriptor_file)
     size = PART["cuda" if model.device.type == "cuda" else "cpu"]
-    how = f"{model.fingerprint} {settings.model_dump_json()}"
-    parts = Parts(DescriptorFile, Path(out), images, size, how)
-    with parts.locked():
-        missing = parts.start(strict, on_progress, on_note)
+    parts = _Parts(out, images, size, f"{model.fingerprint} {settings.model_dump_json()}")
+    with lock_folder(parts.folder, f"another process is extracting into {out}"):
+        missing = parts.missing(strict, on_note)
+        done = len(images) - sum(map(len, missing))
+        if done:
+            on_note(f"resuming: {done} of {len(images)} photos are already done")
+            on_progress(done)
         if MIXED.get(model.device.type) and not model.mixes_shapes(settings):
             on_note(
                 "this network can only take photos of one shape in a batch: photos of many shapes "
                 "take longer"
             )
         described = model.describe_parts(
-            [images.file(i) for part in missing for i in part.photos],
-            [len(part.photos) for part in missing],
+            [images.file(i) for photos in missing for i in photos],
+            [len(photos) for photos in missing],
             settings,
             photos=len(images),
             workers=workers,
             on_progress=on_progress,
         )
         with closing(described):
-            for part, found in zip(missing, described, strict=True):
+            for (photos, path), found in zip(missing.items(), described, strict=True):
                 if strict and found.errors:
                     raise InputError(found.errors[0])
                 header = DescriptorHeader(
@@ -91,18 +105,130 @@ def extract(
                     settings=settings,
                     unreadable=tuple(found.errors),
                 )
-                with DescriptorWriter(part.path, model.dim, header) as writer:
-                    ids = [images.ids[part.photos[i]] for i in found.kept]
+                with DescriptorWriter(path, model.dim, header) as writer:
+                    ids = [images.ids[photos[i]] for i in found.kept]
                     writer.write(ids, found.sizes, found.descriptors)
         return parts.join()
 
 
-def _import_pyarrow() -> None:
-    """Import what writes the file, which takes a while; a missing package is reported later."""
-    with suppress(ImportError):
-        import pyarrow.parquet
+class _Parts:
+    """The parts of one extraction, in `OUT.partial/`, which survive an interruption.
 
-        pyarrow.array([0.0])  # imports pandas if it is installed
+    The file of a part exists only when it is complete, and its name begins with a hash of the
+    photos and settings. The next run with the same ones uses the finished parts; a run with others
+    discards them. Other files in the folder stay.
+
+    Args:
+        out: the file of the extraction.
+        images: the photos.
+        size: the number of photos in a part.
+        how: identifies the model and its settings.
+
+    Attributes:
+        folder: the folder of the parts.
+        files: the positions of the photos of each part, and its file.
+    """
+
+    def __init__(self, out: Path, images: Images, size: int, how: str) -> None:
+        self.folder = out.with_name(f"{out.name}.partial")
+        self._out, self._key = out, photos_key(f"{how} {size}", images)[:32]
+        count = len(images)
+        starts = range(0, count, size)
+        self.files = {range(i, min(i + size, count)): self._file(f"{i:09d}") for i in starts}
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{self._key}-{name}.parquet"
+
+    def missing(self, strict: bool, on_note: Callable[[str], object]) -> dict[range, Path]:
+        """Return the parts to extract; with `strict` also those that lack unreadable photos."""
+        if any(not file.name.startswith(self._key) for file in self._kept()):
+            on_note(
+                f"{self.folder} is from another model, other settings or other photos: "
+                "discarding it"
+            )
+            self._remove()
+        return {
+            photos: path
+            for photos, path in self.files.items()
+            if not path.exists() or (strict and DescriptorFile.open(path).header.unreadable)
+        }
+
+    def join(self) -> DescriptorFile:
+        """Join all parts into the file, and remove them."""
+        files = [DescriptorFile.open(path) for path in self.files.values()]
+        unreadable = tuple(line for file in files for line in file.header.unreadable)
+        if not any(len(file) for file in files):
+            raise none_readable(unreadable)
+        joined = files[0].path
+        if len(files) > 1:
+            # In the folder of the parts, so that the next run removes it after a kill.
+            joined = self._file("joined")
+            header = files[0].header.model_copy(update={"unreadable": unreadable})
+            with DescriptorWriter(joined, files[0].dim, header) as writer:
+                for file in files:
+                    writer.write(file.ids, file.sizes, file.read())
+        publish(joined, self._out)
+        self._remove()
+        (self.folder / LOCK_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # it has other files, or another process has started in it
+            self.folder.rmdir()
+        return DescriptorFile.open(self._out)
+
+    def _kept(self) -> list[Path]:
+        """Return the files that extractions have left in the folder."""
+        return [file for file in self.folder.iterdir() if _OURS.match(file.name)]
+
+    def _remove(self) -> None:
+        for file in self._kept():
+            file.unlink(missing_ok=True)
+
+
+def check_out(out: Path, images: Images, name: str, matches: Callable[[Path], bool]) -> None:
+    """Refuse a file to extract into before the extraction; an earlier one `matches`."""
+    if not len(images):
+        raise InputError("no photos to extract from: give at least one")
+    if re.match(r"\w{2,}:/", str(out)):  # as pathlib writes a URL; one letter is a drive
+        raise InputError(
+            f"{out} is not a file: `out` must be the name of a {name}; listwise index build "
+            "adds photos to Milvus"
+        )
+    if printable(out) != str(out):
+        raise InputError(f"the path {printable(out)} is not UTF-8: give another name")
+    if out.exists() and not matches(out):
+        raise InputError(f"{out} exists and is not a {name}: give another name")
+
+
+def none_readable(errors: tuple[str, ...]) -> InputError:
+    """Make the error for an extraction without any photo."""
+    return InputError(f"none of the {len(errors)} photos can be read; the first: {errors[0]}")
+
+
+@contextmanager
+def lock_folder(folder: Path, busy: str) -> Iterator[None]:
+    """Create and lock a folder; `busy` is the beginning of the error if another process has it."""
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        while not (folder / LOCK_FILE).exists() or not lock.is_locked:
+            lock.release()  # another process has just removed the folder
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"{busy}: wait until it ends, or give another name") from None
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def photos_key(how: str, images: Images) -> str:
+    """Return a hash of the photos and of how they are extracted; equal for equal parts."""
+    digest = hashlib.sha256(how.encode())
+    for index in range(len(images)):
+        entry = (images.ids[index], images.paths[index], images.box(index))
+        digest.update(json.dumps(entry).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

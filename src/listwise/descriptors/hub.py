@@ -1,21 +1,18 @@
-"""The Hugging Face Hub: upload and download model folders, as safetensors and JSON alone."""
+"""The Hugging Face Hub: upload and download models, as safetensors alone."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
-from listwise.descriptors.tuned import SETTINGS_FILE
-from listwise.descriptors.whitening import WHITENING_FILE
 from listwise.errors import InputError, first_line
-from listwise.models.calibration import CALIBRATION_FILE
-from listwise.models.storage import CONFIG_FILE, WEIGHTS_FILE
+from listwise.files import write_text
+from listwise.models.storage import MODEL_FILE, ModelFile, write_model
 
 PREFIX: Final = "hub:"
 CARD_FILE: Final = "README.md"
-# Nothing else is downloaded, so that a repository cannot bring a pickle or code.
-FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, WHITENING_FILE, CALIBRATION_FILE, SETTINGS_FILE)
 _DEFAULT = "https://huggingface.co"
 
 
@@ -24,20 +21,22 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", _DEFAULT).rstrip("/")
 
 
-def upload(folder: Path, repository: str, private: bool, token: str | None) -> str:
-    """Upload the files of a model folder and its card; return the address of the repository.
+def upload(content: ModelFile, card: str, repository: str, private: bool, token: str | None) -> str:
+    """Upload the file of a model and its card; return the address of the repository.
 
-    The repository is created if it does not exist. One commit has all files.
+    The repository is created if it does not exist. One commit has both files.
     """
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=_endpoint(), token=token)
-    with _explained(repository):
+    with TemporaryDirectory() as folder, _explained(repository):
+        write_model(folder, content)
+        write_text(Path(folder) / CARD_FILE, card)
         made = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=[*FILES, CARD_FILE],
+            allow_patterns=[MODEL_FILE, CARD_FILE],
             commit_message="Upload a model of Listwise",
         )
     return str(made)
@@ -53,12 +52,13 @@ def download(source: str) -> Path:
 
     repository, _, revision = source.removeprefix(PREFIX).partition("@")
     with _explained(repository):
+        # Nothing else is downloaded, so that a repository cannot bring a pickle or code.
         folder = snapshot_download(
-            repository, revision=revision or None, allow_patterns=list(FILES), endpoint=_endpoint()
+            repository, revision=revision or None, allow_patterns=[MODEL_FILE], endpoint=_endpoint()
         )
-    if not (Path(folder) / CONFIG_FILE).is_file():
+    if not (Path(folder) / MODEL_FILE).is_file():
         raise InputError(
-            f"{repository} at {_endpoint()} is not a model of Listwise: expected {CONFIG_FILE}; "
+            f"{repository} at {_endpoint()} is not a model of Listwise: expected {MODEL_FILE}; "
             "upload one with model.push_to_hub"
         )
     return Path(folder)

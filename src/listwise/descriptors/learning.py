@@ -1,12 +1,12 @@
 """Learn the whitening of a model from photos or from a descriptor file."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog import labelled_of, photos_of
@@ -20,12 +20,11 @@ from listwise.descriptors.choosing import (
     without_test_split,
 )
 from listwise.descriptors.extract import extract
-from listwise.descriptors.loading import find_model_folder, load_network
-from listwise.descriptors.model import Model
+from listwise.descriptors.loading import find_model_folder, load_folder, stored_whitening
 from listwise.descriptors.storage import DescriptorFile, is_descriptor_file
-from listwise.descriptors.tuned import TunedSettings
-from listwise.descriptors.whitening import WHITENING_FILE, Shrinkage, Whitening, WhiteningInfo
+from listwise.descriptors.whitening import Shrinkage, Whitening
 from listwise.errors import InputError
+from listwise.models.storage import read_model, write_model
 
 NOT_VALIDATED = (
     "the whitening is not validated, because {reason}: it uses the power 0.25 of the paper and the "
@@ -33,6 +32,20 @@ NOT_VALIDATED = (
 )
 
 _TRAINED_LAYER = "a linear layer that was trained from an index"
+
+
+class LearnedWhitening(NamedTuple):
+    """The result of `learn_whitening`.
+
+    Attributes:
+        whitening: the whitening, [n, C] -> [n, dim]; None if no whitening helps.
+        choice: how it was chosen; None without a validation.
+        unreadable: the errors of the photos that were left out.
+    """
+
+    whitening: Whitening | None
+    choice: WhiteningChoice | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 def whitening_source(source: str | Path, supervised: bool = False) -> Images | DescriptorFile:
@@ -62,9 +75,7 @@ def learn_whitening(
     device: str = "auto",
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
-    on_choice: Callable[[WhiteningChoice], object] = lambda choice: None,
-    on_unreadable: Callable[[Sequence[str]], object] = lambda errors: None,
-) -> Whitening | None:
+) -> LearnedWhitening:
     """Learn a whitening for the network of a model folder, and save it in the folder.
 
     With labels, `dim`, `power` and `shrinkage` are chosen by mAP on validation photos: the split
@@ -76,22 +87,19 @@ def learn_whitening(
     Args:
         folder: the model folder, or the folder of a run; an existing whitening is replaced.
         source: photos, or a file of descriptors of this network that are not whitened.
-        dim: number of output dimensions; without labels all dimensions by default.
-        power: exponent of the variances that the PCA divides by; without labels 0.25 by default.
-        shrinkage: how far variances are moved towards their mean, from 0 to 1, or "ledoit-wolf",
-            which is the default without labels.
+        dim: number of dimensions to keep; by default chosen by validation, or all without labels.
+        power: power of the variances that the whitening divides by, from 0 to 1: 0.25 is the
+            paper's square-rooted PCA, 0.5 is full whitening. By default chosen by validation, or
+            0.25 without labels.
+        shrinkage: how far the variances are moved towards their mean: 0 leaves them, 1 makes them
+            equal. By default chosen by validation; without labels, the estimate of Ledoit and Wolf.
         supervised: learn from pairs of photos with the same label.
-        max_side: long side that larger photos are reduced to; by default that of the model's tuned
-            settings, or the original size.
-        device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         on_progress: called with the number of photos just described.
         on_note: called with a sentence when earlier parts are used or discarded, if the
             whitening is not validated, and if it replaces a layer that was trained from an index.
-        on_choice: called with the result of the validation.
-        on_unreadable: called with the errors of the photos that were left out.
-
-    Returns:
-        The whitening: [n, C] -> [n, dim]; None if no whitening helps.
     """
     if supervised and (power is not None or shrinkage is not None):
         name = "power" if power is not None else "shrinkage"
@@ -99,33 +107,71 @@ def learn_whitening(
     if isinstance(source, str | Path):
         source = whitening_source(source, supervised)
     folder = find_model_folder(folder)
-    net = load_network(folder, device)
-    if _has_trained_layer(folder):
+    whole = load_folder(folder, device)
+    model = replace(whole, whitening=None, calibration=None)
+    if _has_trained_layer(whole.whitening):
         on_note(f"{folder} has {_TRAINED_LAYER}; a new whitening replaces it")
-    how = _Settings(dim, power, shrinkage, supervised, on_choice, on_note)
+    given = {"dim": dim} if supervised else {"dim": dim, "power": power, "shrinkage": shrinkage}
     if isinstance(source, DescriptorFile):
-        _check_descriptors(source, net.fingerprint(), supervised, max_side)
-        learned: Whitening | None = how.learn_unvalidated(source.batches(), "it has no labels")
+        _check_descriptors(source, model.fingerprint, supervised, max_side)
+        used, learned = source.settings, _learn(source, None, supervised, given, on_note)
     elif supervised and not isinstance(source, LabelledImages):
         raise InputError("`supervised` needs labels: give the photos as LabelledImages")
     else:
-        if isinstance(source, LabelledImages) and not how.complete:
+        if isinstance(source, LabelledImages) and None in given.values():
             source = without_test_split(source)
         # A source may list a photo several times with different boxes, so ids are positions.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
-        model = Model(net, tuned=TunedSettings.load(folder, net))
         file = extract(
             model, numbered, kept, max_side=max_side, on_progress=on_progress, on_note=on_note
         )
+        found = source.subset([int(position) for position in file.ids])
+        images = found if isinstance(found, LabelledImages) else None
         try:
-            on_unreadable(file.header.unreadable)
-            learned = how.learn(file, source)
+            used, learned = file.settings, _learn(file, images, supervised, given, on_note)
         finally:
             kept.unlink()
-    if learned is not None:
-        learned.save(folder, net.fingerprint())
+        learned = learned._replace(unreadable=file.header.unreadable)
+    if learned.whitening is not None:
+        # The model is used with the size and the scales that its whitening was learned at.
+        size = {"max_side": used.max_side or 0, "scales": used.scales, "power": used.power}
+        now = model.recorded.model_copy(update=size)
+        if now != model.tuned:
+            on_note(f"{folder} is used with {used.size_text()} from now on")
+        replace(model, whitening=learned.whitening, tuned=now).save(folder)
     return learned
+
+
+def _learn(
+    file: DescriptorFile,
+    images: LabelledImages | None,
+    supervised: bool,
+    given: dict[str, Any],
+    on_note: Callable[[str], object],
+) -> LearnedWhitening:
+    """Learn from the descriptors of photos; validate if there are labels and choices."""
+    reason = "there are no labels"
+    pairs = images.labels if supervised and images is not None else None
+    if images is not None and None in given.values():
+        try:
+            folds, everything = validation_folds(images)
+        except InputError as error:
+            reason = str(error)
+        else:
+            batches = partial(_batches_at, file)
+            choice = choose_whitening(folds, batches, images.labels, supervised=supervised, **given)
+            if not choice.gain.clear and set(given.values()) == {None}:
+                return LearnedWhitening(None, choice)
+            directions = learn_directions(
+                batches(everything), None if pairs is None else pairs[everything]
+            )
+            return LearnedWhitening(choice.best.whitening(directions), choice)
+    if None in given.values() and not supervised:
+        on_note(NOT_VALIDATED.format(reason=reason))
+    chosen: dict[str, Any] = {"power": 0.25, "shrinkage": "ledoit-wolf"}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    return LearnedWhitening(learn_directions(file.batches(), pairs).whitening(**chosen))
 
 
 def truncate_model(folder: str | Path, dim: int) -> Whitening:
@@ -140,72 +186,10 @@ def truncate_model(folder: str | Path, dim: int) -> Whitening:
         only cuts the descriptors of the network.
     """
     folder = find_model_folder(folder)
-    net = load_network(folder, "cpu")
-    whole = Whitening.load(folder, net.fingerprint()) or Whitening.prefix(net.dim, net.dim)
-    cut = whole.truncate(dim)
-    cut.save(folder, net.fingerprint())
-    return cut
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What the user fixed of a whitening, and the functions that receive the other choices."""
-
-    dim: int | None
-    power: float | None
-    shrinkage: Shrinkage | None
-    supervised: bool
-    on_choice: Callable[[WhiteningChoice], object]
-    on_note: Callable[[str], object]
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to choose."""
-        scaled = self.power is not None and self.shrinkage is not None
-        return self.dim is not None and (scaled or self.supervised)
-
-    def learn(self, file: DescriptorFile, source: Images) -> Whitening | None:
-        """Learn from the descriptors of a source; validate if there are labels and choices."""
-        if not isinstance(source, LabelledImages):
-            return self.learn_unvalidated(file.batches(), "the photos have no labels")
-        images = source.subset(np.array([int(position) for position in file.ids]))
-        if self.complete:
-            return self._learn_from(file.batches(), images)
-        try:
-            folds, everything = validation_folds(images)
-        except InputError as error:
-            if self.supervised:
-                return self._learn_from(file.batches(), images)
-            return self.learn_unvalidated(file.batches(), str(error))
-        batches = partial(_batches_at, file)
-        choice = choose_whitening(
-            folds,
-            batches,
-            images.labels,
-            dim=self.dim,
-            power=self.power,
-            shrinkage=self.shrinkage,
-            supervised=self.supervised,
-        )
-        self.on_choice(choice)
-        fixed = self.dim is not None or self.power is not None or self.shrinkage is not None
-        if not choice.helps and not fixed:
-            return None
-        labels = images.labels[everything] if self.supervised else None
-        return choice.best.whitening(learn_directions(batches(everything), labels))
-
-    def learn_unvalidated(self, batches: Iterable[Float32], reason: str) -> Whitening:
-        """Learn with what the user gave and the defaults."""
-        if not self.complete:
-            self.on_note(NOT_VALIDATED.format(reason=reason))
-        power = 0.25 if self.power is None else self.power
-        shrinkage = "ledoit-wolf" if self.shrinkage is None else self.shrinkage
-        return Whitening.learn(batches, self.dim, power, shrinkage)
-
-    def _learn_from(self, batches: Iterable[Float32], images: LabelledImages) -> Whitening:
-        if not self.supervised:
-            return Whitening.learn(batches, self.dim, self.power or 0.0, self.shrinkage or 0.0)
-        return learn_directions(batches, images.labels).whitening(self.dim)
+    model = load_folder(folder, "cpu").truncate(dim)
+    write_model(folder, model.content())
+    assert model.whitening is not None
+    return model.whitening
 
 
 def _batches_at(file: DescriptorFile, positions: Positions) -> Iterator[Float32]:
@@ -223,29 +207,28 @@ def _batches_at(file: DescriptorFile, positions: Positions) -> Iterator[Float32]
 
 def has_whitening(folder: str | Path) -> bool:
     """Whether a model folder, or the model of a run, contains a whitening."""
-    return (find_model_folder(folder) / WHITENING_FILE).exists()
+    return read_model(find_model_folder(folder)).whitening is not None
 
 
-def _has_trained_layer(folder: str | Path) -> bool:
-    """Whether the whitening in a model folder contains a layer that was trained from an index."""
-    try:
-        with safe_open(find_model_folder(folder) / WHITENING_FILE, framework="numpy") as file:
-            text = (file.metadata() or {})["whitening"]
-        return WhiteningInfo.model_validate_json(text).method == "adapter"
-    except (OSError, SafetensorError, KeyError, ValueError):  # a new whitening replaces it
-        return False
+def _has_trained_layer(whitening: Whitening | None) -> bool:
+    """Whether a whitening contains a layer that was trained from an index."""
+    return whitening is not None and whitening.info.method == "adapter"
 
 
 def remove_whitening(
     folder: str | Path, on_note: Callable[[str], object] = lambda note: None
 ) -> None:
-    """Remove the whitening from a model folder; `on_note` is as in `learn_whitening`."""
-    path = find_model_folder(folder) / WHITENING_FILE
-    if not path.exists():
+    """Remove the whitening from a model folder; `on_note` is as in `learn_whitening`.
+
+    A calibration, which is for the scores with the whitening, is removed too.
+    """
+    path = find_model_folder(folder)
+    content = read_model(path)
+    if content.whitening is None:
         raise InputError(f"{folder} has no whitening to remove")
-    if _has_trained_layer(folder):
+    if _has_trained_layer(stored_whitening(content)):
         on_note(f"{folder} had {_TRAINED_LAYER}, which is removed too")
-    path.unlink()
+    write_model(path, content._replace(whitening=None).with_info(whitening=None, calibration=None))
 
 
 def _check_descriptors(

@@ -1,24 +1,19 @@
 """Load models: a model folder, an ONNX file, a timm backbone by name, or a released file."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from listwise.data.gpu_photos import prepare_gpu
 from listwise.descriptors.hub import PREFIX, download
 from listwise.descriptors.model import Model
 from listwise.descriptors.onnx_file import SUFFIX, read_onnx
-from listwise.descriptors.tuned import TunedSettings
-from listwise.descriptors.whitening import WHITENING_FILE, Whitening, WhiteningInfo
+from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.backbone import check_backbone
-from listwise.models.calibration import Calibration
-from listwise.models.imported import WHITEN_POWER, ImportedModel, import_model
-from listwise.models.storage import CONFIG_FILE
+from listwise.models.storage import MODEL_FILE, ModelFile, model_path, read_model
 from listwise.models.weights import MissingWeightsError
 
 
@@ -32,14 +27,13 @@ def load_model(
 ) -> Model:
     """Load a model: its network in evaluation mode, its whitening and its tuned settings.
 
-    A model folder contains a fingerprint, and is refused if its files have changed since they were
-    saved.
+    The file of a model contains a checksum, and is refused if it has changed since it was saved.
 
     Args:
-        source: a model folder, a run folder of `listwise train`, an ONNX file of `Model.export`,
-            which onnxruntime runs on the CPU, `hub:owner/name` (or `hub:owner/name@revision`) for
-            a model on the Hugging Face Hub, or the name of a timm backbone, which is loaded with
-            its released weights and GeM pooling by default.
+        source: a model folder or its `model.safetensors`, a run folder of `listwise train`, an
+            ONNX file of `Model.export`, which onnxruntime runs on the CPU, `hub:owner/name` (or
+            `hub:owner/name@revision`) for a model on the Hugging Face Hub, or the name of a timm
+            backbone, which is loaded with its released weights and GeM pooling by default.
         device: "cpu", "cuda", "cuda:1" ...; "auto" uses a GPU if PyTorch finds one.
         weights: weights for a timm backbone: a file, or one of the names that `RetrievalNet` takes.
         backbone: your own backbone module, if the network in the folder was built with one.
@@ -63,7 +57,12 @@ def load_model(
     folder = Path(source).expanduser()
     if folder.suffix == SUFFIX and not folder.is_dir():
         _refuse_unused(folder, weights=weights != "auto", backbone=backbone, pooling=pooling)
-        return _exported(folder, device)
+        if device not in ("auto", "cpu"):
+            raise InputError(
+                f"{folder} runs on the CPU: leave out `device`, or use the model's folder"
+            )
+        net, white, info = read_onnx(folder)
+        return Model(net, white, folder.absolute(), "", info.calibration, info.tuned)
     if not folder.exists() and folder.name == str(source):
         if backbone is not None:
             raise InputError("`backbone` is for a model folder: leave it out for a timm backbone")
@@ -72,14 +71,34 @@ def load_model(
     _refuse_unused(folder, weights=weights != "auto")
     if isinstance(pooling, str):
         raise InputError(f"{folder} has its own pooling: leave `pooling` out")
-    net = load_network(folder, device, backbone=backbone, pooling=pooling)
-    has_whitening = (folder / WHITENING_FILE).exists()
-    whitening = Whitening.load(folder, net.fingerprint()) if has_whitening else None
-    model = Model(net, whitening, folder.absolute(), tuned=TunedSettings.load(folder, net))
-    calibration = Calibration.load(folder, model.fingerprint)
-    if calibration is None:
-        return model  # which remembers its fingerprint
-    return replace(model, calibration=calibration)
+    return load_folder(folder, device, backbone=backbone, pooling=pooling)
+
+
+def load_folder(
+    folder: str | Path,
+    device: str = "auto",
+    *,
+    backbone: nn.Module | None = None,
+    pooling: nn.Module | None = None,
+) -> Model:
+    """Load the model of a model folder or of a run; the arguments are those of `load_model`."""
+    folder, machine = find_model_folder(folder), Machine.detect(device)
+    content = read_model(folder)
+    net = RetrievalNet.of_file(content, model_path(folder), backbone=backbone, pooling=pooling)
+    return Model(
+        _on_device(net, machine),
+        stored_whitening(content),
+        folder.absolute(),
+        calibration=content.info.calibration,
+        tuned=content.info.tuned,
+    )
+
+
+def stored_whitening(content: ModelFile) -> Whitening | None:
+    """Return the whitening in the file of a model."""
+    if content.whitening is None or content.info.whitening is None:
+        return None
+    return Whitening(*content.whitening, content.info.whitening)
 
 
 def _refuse_unused(source: Path, **given: object) -> None:
@@ -89,19 +108,15 @@ def _refuse_unused(source: Path, **given: object) -> None:
             raise InputError(f"{source} has its own {name}: leave `{name}` out")
 
 
-def _exported(file: Path, device: str) -> Model:
-    if device not in ("auto", "cpu"):
-        raise InputError(f"{file} runs on the CPU: leave out `device`, or use the model's folder")
-    net, whitening, info = read_onnx(file)
-    model = Model(net, whitening, file.absolute(), tuned=info.tuned)
-    known = info.calibration
-    return replace(model, calibration=known if known and known.model == model.fingerprint else None)
-
-
 def find_model_folder(folder: str | Path) -> Path:
-    """Return the model folder: `folder` itself, or the one inside it if it is a run folder."""
+    """Return the folder of a model, its run, or of its file `model.safetensors`.
+
+    A file with another name that ends with .safetensors is returned as it is.
+    """
     folder = Path(folder).expanduser()
-    run = not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists()
+    if folder.name == MODEL_FILE and not folder.is_dir():
+        return folder.parent
+    run = not model_path(folder).exists() and (folder / "model" / MODEL_FILE).exists()
     return folder / "model" if run else folder
 
 
@@ -111,7 +126,6 @@ def _off_the_shelf(name: str, weights: str | Path, pooling: str | nn.Module, dev
     except InputError as error:
         raise InputError(f"no model folder {name}, and {error}") from None
     machine = Machine.detect(device)
-    prepare_gpu(machine.device)
     try:
         net = RetrievalNet(name, pooling, weights=weights).eval()
     except MissingWeightsError as error:
@@ -121,51 +135,8 @@ def _off_the_shelf(name: str, weights: str | Path, pooling: str | nn.Module, dev
     return Model(_on_device(net, machine), name=name if default else "")
 
 
-def load_network(
-    folder: str | Path,
-    device: str = "auto",
-    *,
-    backbone: nn.Module | None = None,
-    pooling: nn.Module | None = None,
-) -> RetrievalNet:
-    """Load the network of a model folder without its whitening, onto a device."""
-    machine = Machine.detect(device)
-    if (Path(folder) / CONFIG_FILE).exists():
-        prepare_gpu(machine.device)
-    net = RetrievalNet.load(folder, backbone=backbone, pooling=pooling)
-    return _on_device(net, machine)
-
-
 def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:
     net.to(machine.device)
     if machine.device.startswith("cuda"):
         net.to(memory_format=torch.channels_last)
     return net
-
-
-def import_to_folder(
-    file: str | Path,
-    folder: str | Path,
-    whitening: str | None = None,
-    whiten_power: float = WHITEN_POWER,
-) -> ImportedModel:
-    """Convert a released checkpoint into a model folder; no code in the file is run.
-
-    Args:
-        file: the checkpoint.
-        folder: the model folder to write, which must be new or empty.
-        whitening: see `import_model`.
-        whiten_power: see `import_model`.
-    """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists already: give a new folder")
-    model = import_model(file, whitening, whiten_power)
-    folder.mkdir(parents=True, exist_ok=True)
-    # The network's config is written last: its presence marks a complete folder.
-    if model.whitening_mean is not None and model.whitening_projection is not None:
-        info = WhiteningInfo(method="imported", power=model.whitening_power)
-        learned = Whitening(model.whitening_mean, model.whitening_projection, info)
-        learned.save(folder, model.net.fingerprint())
-    model.net.save(folder)
-    return model

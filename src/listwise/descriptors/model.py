@@ -1,20 +1,19 @@
 """`Model`: a network and its whitening, which turn photos into descriptors."""
 
 import hashlib
-import json
-import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 
+from listwise.calibration import Calibration, fit_calibration
 from listwise.data import (
     DecodedPhoto,
     Decoding,
@@ -25,52 +24,36 @@ from listwise.data import (
     read_labelled,
     whole_image,
 )
-from listwise.data.given import Photos, image_files, is_one_photo, list_photos, open_photo
-from listwise.data.images import ImageError
+from listwise.data.catalog import Photos, image_files, is_one_photo, list_photos
+from listwise.data.images import ORIGINAL_SIDE, ImageError, check_original_side
+from listwise.data.photos import open_photo
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors.card import Results, shorten_paths, write_card
 from listwise.descriptors.scales import describe_scales
-from listwise.descriptors.settings import ExtractSettings, Precision, make_settings
-from listwise.descriptors.tuned import SETTINGS_FILE, TunedSettings
-from listwise.descriptors.whitening import WHITENING_FILE, Whitening
-from listwise.errors import InputError
-from listwise.files import write_text
+from listwise.descriptors.whitening import Whitening
+from listwise.errors import InputError, ListwiseWarning
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
-from listwise.models.calibration import CALIBRATION_FILE, Calibration, fit_calibration
 from listwise.models.embed import (
     FOLDED_PHOTOS,
     Describe,
+    Described,
     PhotoNet,
     embed_decoded,
     embed_parts,
-    inference_network,
 )
-from listwise.models.onnx_net import Network, OnnxNet
+from listwise.models.net import Network
+from listwise.models.storage import (
+    ModelFile,
+    ModelInfo,
+    ModelSettings,
+    default_max_side,
+    write_model,
+)
 from listwise.progress import FEW, counting
+from listwise.settings import ExtractSettings, Precision, make_settings
 
 QUANTIZED_FROM = 100  # photos on which the ranges of int8 are measured
-IN_MEMORY = 64  # photos given as images or arrays that are described together
-
-
-class Described(NamedTuple):
-    """Descriptors of the photos that could be read, and the errors of the others.
-
-    Attributes:
-        descriptors: float32 [n, D], unit rows.
-        kept: positions of the n photos.
-        errors: a message for each photo that could not be read.
-        sizes: widths and heights of the photos or their boxes, int32 [n, 2].
-        thumbnails: a small JPEG file of each photo, empty if not requested.
-        local: encoded local features of each photo, empty if not requested.
-    """
-
-    descriptors: npt.NDArray[np.float32]
-    kept: list[int]
-    errors: list[str]
-    sizes: npt.NDArray[np.int32]
-    thumbnails: list[bytes]
-    local: list[bytes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +64,12 @@ class Model:
         net: the network, images [B, 3, H, W] -> [B, C]: a `RetrievalNet`, or an `OnnxNet` for an
             ONNX file.
         whitening: applied to the network's descriptors, [n, C] -> [n, dim]; None for none.
-        folder: the folder or ONNX file that the model was loaded from, or was saved to.
+        folder: the folder or file that the model was loaded from.
         name: the timm backbone, if the model was loaded by its name.
         calibration: turns scores into the probability that two photos show the same thing; None
             for a model that is not calibrated.
-        tuned: the settings that `listwise.tune` chose, which apply where you give none; None for a
-            model that is not tuned.
+        tuned: the settings that the model is used with where you give none: training chooses the
+            size of photos, `listwise.tune` the others; None for a model that records none.
 
     Examples:
         >>> model = load_model("resnet50")                  # doctest: +SKIP
@@ -99,7 +82,7 @@ class Model:
     folder: Path | None = None
     name: str = ""
     calibration: Calibration | None = None
-    tuned: TunedSettings | None = None
+    tuned: ModelSettings | None = None
 
     def __repr__(self) -> str:
         source = self.name if self.folder is None else str(self.folder)
@@ -122,7 +105,7 @@ class Model:
             photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
                 a list of them, or a folder, table, text list or data set of photos.
             max_side: long side that larger photos are reduced to; 0 for their original size. By
-                default that of a tuned model, or the original size.
+                default the size that the model records, or 1024 on a GPU and 512 on a CPU.
             scales: sizes at which each photo is described, as factors; by default those of a tuned
                 model, or (1.0,).
             power: power of the mean over the scales (see `power_mean`); 3 by default.
@@ -146,11 +129,8 @@ class Model:
                 named = image_files([given[i] for i in files])  # type: ignore[misc]
                 rows[files] = self._encode_files(named, settings, workers, advance)
                 others = sorted(set(range(len(given))) - set(files))
-                for start in range(0, len(others), IN_MEMORY):
-                    some = others[start : start + IN_MEMORY]
-                    opened = [open_photo(given[i]) for i in some]
-                    rows[some] = self.describe_photos(opened, settings)
-                    advance(len(some))
+                opened = (open_photo(given[i], max_side=settings.max_side) for i in others)
+                rows[others] = self.describe_photos(opened, settings, advance)
         row: npt.NDArray[np.float32] = rows[0] if is_one_photo(photos) else rows
         return row
 
@@ -161,42 +141,49 @@ class Model:
         workers: int | None,
         advance: Callable[[int], object],
     ) -> npt.NDArray[np.float32]:
-        if not len(images):
-            return np.empty((0, self.dim), np.float32)
+        files, count = images.files(), len(images)
         # Starting processes takes longer than decoding a few photos.
-        workers = 0 if workers is None and len(images) <= FEW else workers
-        found = self._describe(images, settings, workers, advance)
-        missing = sorted(set(range(len(images))) - set(found.kept))
+        workers = 0 if workers is None and count <= FEW else workers
+        (found,) = self.describe_parts(
+            files, [count], settings, photos=count, workers=workers, on_progress=advance
+        )
+        missing = sorted(set(range(count)) - set(found.kept))
         if missing:
             path = images.paths[missing[0]]
             reason = found.errors[0].removeprefix(f"{path}: ")
             if len(missing) > 1:
-                others = ", ".join(images.ids[i] for i in missing[1:6])
-                reason += f"; {len(missing) - 1} more cannot be read: {others}"
+                reason += f"; {len(missing) - 1} more cannot be read: "
+                reason += ", ".join(images.ids[i] for i in missing[1:6])
                 reason += ", ..." if len(missing) > 6 else ""
             raise ImageError(path, reason)
         return found.descriptors
 
-    def save(self, folder: str | Path) -> None:
-        """Write the network, whitening and settings into a folder that `load_model` can load."""
-        self._trainable("saved as a folder").save(folder)
-        if self.whitening is not None:
-            self.whitening.save(folder, self.net.fingerprint())
-        else:
-            (Path(folder) / WHITENING_FILE).unlink(missing_ok=True)
-        if self.calibration is not None:
-            self.calibration.save(folder)
-        else:
-            (Path(folder) / CALIBRATION_FILE).unlink(missing_ok=True)
-        if self.tuned is not None:
-            self.tuned.save(folder)
-        else:
-            (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)
-        object.__setattr__(self, "folder", Path(folder).absolute())
+    def save(self, folder: str | Path) -> "Model":
+        """Write the model to `model.safetensors` in a folder, or to a file with this ending.
 
-    def _trainable(self, purpose: str) -> RetrievalNet:
+        The file holds everything that `load_model` needs. An earlier one is replaced atomically.
+
+        Returns:
+            This model with its new folder, which an index and a later `save` of `tune` use.
+        """
+        write_model(folder, self.content().with_info(tuned=self.recorded))
+        return replace(self, folder=Path(folder).absolute())
+
+    def content(self) -> ModelFile:
+        """Return what the file of the model holds."""
+        net, white = self.trainable("saved as a folder"), self.whitening
+        whitening = None if white is None else (white.mean, white.projection)
+        return ModelFile(self._info, net.plain_state(), whitening)
+
+    @property
+    def _info(self) -> ModelInfo:
+        info = None if self.whitening is None else self.whitening.info
+        settings = {"tuned": self.tuned, "calibration": self.calibration}
+        return ModelInfo(network=self.net.config, whitening=info, **settings)
+
+    def trainable(self, purpose: str) -> RetrievalNet:
         """Return the network, or refuse that of an ONNX file."""
-        if isinstance(self.net, OnnxNet):
+        if not isinstance(self.net, RetrievalNet):
             raise InputError(
                 f"{self.folder} is an ONNX file and cannot be {purpose}: use the model that it was "
                 "exported from"
@@ -222,14 +209,15 @@ class Model:
 
         Args:
             path: the file to write, whose name ends with .onnx; with `web`, a folder.
-            max_side: long side to which users of the file reduce larger photos unless they choose
-                another; by default that of a tuned model, or the original size (512 with `web`).
+            max_side: programs that use the file reduce photos whose longer side has more pixels
+                than this; 0 keeps the original size. By default the size that the model records, or
+                512.
             int8: about 100 photos like those to be described, to quantize the network to int8: a
                 folder, table, list or data set. The file is smaller and faster, and its
                 descriptors are those of another model.
-            opset: the version of ONNX's operators, from 18 to 23.
-            web: write a folder with the file `model.onnx`, its settings and an example page that
-                compares two photos in a browser.
+            opset: version of ONNX's operators, from 18 to 23.
+            web: write a folder with `model.onnx`, its settings and an example page that compares
+                two photos in a browser.
 
         Returns:
             The path of the file.
@@ -242,27 +230,16 @@ class Model:
             >>> listwise.load("model.onnx").encode("chair.jpg").shape       # doctest: +SKIP
             (2048,)
         """
-        from listwise.descriptors.exporting import export_network
+        from listwise.descriptors.exporting import export_model
 
-        net = self._trainable("exported again")
-        if web:
-            from listwise.descriptors.web_folder import MAX_SIDE, add_page, make_folder
-
-            path = make_folder(path)
-            if max_side is None and self.tuned is None:
-                max_side = MAX_SIDE
+        if max_side is None and self.tuned is None:
+            max_side = default_max_side("cpu")  # where the file runs
         settings = self.settings(max_side)
-        tuned = self.tuned
-        if settings.max_side != (tuned and tuned.max_side):
-            tuned = tuned or TunedSettings(network="")
-            tuned = tuned.model_copy(update={"max_side": settings.max_side})
-        photos = None if int8 is None else self._decoded(int8, settings)
-        info = export_network(
-            path, net, self.whitening, tuned, self.calibration, opset=opset, photos=photos
-        )
-        if web:
-            add_page(Path(path).parent, info)
-        return Path(path)
+        photos = None if int8 is None else _decoded(int8, settings.max_side)
+        tuned = self.recorded.model_copy(update={"max_side": settings.max_side or 0})
+        info = self._info.model_copy(update={"tuned": tuned})
+        net = self.trainable("exported again")
+        return export_model(net, self.whitening, info, path, opset, photos, web)
 
     def card(
         self, name: str = "", *, license: str = "unknown", results: Results | None = None
@@ -277,19 +254,9 @@ class Model:
             license: the identifier of its license, such as apache-2.0.
             results: metrics by benchmark, such as `listwise.evaluate(...).figures`.
         """
-        folder = self.folder
-        run = None if folder is None else folder.parent
-        known = run.name if run and folder and folder.name == "model" else folder and folder.name
-        return write_card(
-            name or known or self.name or "model",
-            self.net.config,
-            self.dim,
-            self.whitening,
-            self.tuned,
-            run=run,
-            license=license,
-            results=results,
-        )
+        if self.folder is None:
+            name = name or self.name
+        return write_card(self._info, self.dim, self.folder, name, license, results)
 
     def push_to_hub(
         self,
@@ -302,8 +269,8 @@ class Model:
     ) -> str:
         """Upload the model and its card to the Hugging Face Hub; return the address.
 
-        The files are those of `save`: safetensors and JSON, no pickles. Paths of this machine are
-        shortened to the names of files and folders. `load_model("hub:owner/name")` loads the model.
+        The file is that of `save`: safetensors, no pickles. Paths of this machine are shortened to
+        the names of files and folders. `load_model("hub:owner/name")` loads the model.
 
         Args:
             repository: owner/name; the repository is created if it does not exist.
@@ -319,18 +286,13 @@ class Model:
             >>> model.push_to_hub("owner/name", license="apache-2.0")       # doctest: +SKIP
             'https://huggingface.co/owner/name'
         """
-        from listwise.descriptors.hub import CARD_FILE, upload
+        from listwise.descriptors.hub import upload
 
-        self._trainable("uploaded")
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            replace(self).save(folder)
-            for path in folder.glob("*.json"):
-                content = shorten_paths(json.loads(path.read_text(encoding="utf-8")))
-                write_text(path, json.dumps(content, indent=2) + "\n")
-            card = self.card(repository, license=license, results=results)
-            write_text(folder / CARD_FILE, card)
-            return upload(folder, repository, private, token)
+        self.trainable("uploaded")
+        content = self.content().with_info(tuned=self.recorded)
+        info = ModelInfo.model_validate(shorten_paths(content.info.model_dump(mode="json")))
+        card = self.card(repository, license=license, results=results)
+        return upload(content._replace(info=info), card, repository, private, token)
 
     def calibrate(
         self,
@@ -364,7 +326,7 @@ class Model:
             found = self.describe(labelled, max_side=max_side, workers=workers, on_progress=advance)
         labels = labelled.subset(found.kept).labels
         source = "photos" if isinstance(photos, LabelledImages) else str(Path(photos).resolve())
-        fitted = fit_calibration(found.descriptors, labels, self.fingerprint, source)
+        fitted = fit_calibration(found.descriptors, labels, source)
         return replace(self, calibration=fitted)
 
     def truncate(self, dim: int) -> "Model":
@@ -416,21 +378,53 @@ class Model:
     ) -> ExtractSettings:
         """Check the settings, and choose those that are None.
 
-        The defaults are the tuned settings of the model, or else the original size, one scale and
-        the power 3. A `max_side` of 0 stands for the original size.
+        The defaults are the settings that the model records, or else a long side of 1024 on a GPU
+        and 512 on a CPU, one scale and the power 3. A `max_side` of 0 stands for the original size.
         """
-        default = self.tuned or TunedSettings(network="")
-        if isinstance(self.net, OnnxNet) and precision not in (None, "float32"):
+        default = self.recorded
+        if not isinstance(self.net, RetrievalNet) and precision not in (None, "float32"):
             raise InputError(
                 f"{self.folder} computes in the precision that it was exported with: leave out "
                 "`precision`"
             )
-        return make_settings(
+        found = make_settings(
             default.max_side if max_side is None else max_side,
             default.scales if scales is None else tuple(scales),
             default.power if power is None else power,
             precision or ("bfloat16" if self._machine.bfloat16 else "float32"),
         )
+        if self.whitening is not None and self.tuned is not None:
+            learned = make_settings(default.max_side, default.scales, found.power, found.precision)
+            if learned != found:
+                warnings.warn(
+                    f"the whitening belongs to {learned.size_text()}, and is used with "
+                    f"{found.size_text()}: use the same, or learn the whitening again",
+                    ListwiseWarning,
+                    stacklevel=3,
+                )
+        return found
+
+    @property
+    def recorded(self) -> ModelSettings:
+        """The settings that the model is used with where none are given, with a size."""
+        found = self.tuned or ModelSettings()
+        if found.max_side is not None:
+            return found
+        return found.model_copy(update={"max_side": default_max_side(self.device.type)})
+
+    def size_note(self, max_side: int | None = None) -> str:
+        """Describe the size of photos that is used for a `max_side`, and where it comes from."""
+        side = self.settings(max_side).max_side
+        if max_side is not None:
+            reason = "as given"
+        elif self.tuned is None:
+            reason = f"the default on a {'GPU' if self.device.type == 'cuda' else 'CPU'}"
+        else:
+            reason = "as recorded in the model"
+        size = f"reduced to a long side of {side} pixels" if side else "used at their original size"
+        if not side and self.device.type == "cpu":
+            size += f" of up to {ORIGINAL_SIDE} pixels"
+        return f"photos are {size}, {reason}; change it with `max_side`"
 
     @property
     def _machine(self) -> Machine:
@@ -453,23 +447,10 @@ class Model:
         `encode`. Only the box of a photo is used if it has one. `on_progress` is called with the
         number of photos just finished, unreadable ones included.
         """
-        settings = self.settings(max_side, scales, power, precision)
-        return self._describe(images, settings, workers, on_progress)
-
-    def _describe(
-        self,
-        images: Images,
-        settings: ExtractSettings,
-        workers: int | None,
-        on_progress: Callable[[int], object],
-    ) -> Described:
+        settings, count = self.settings(max_side, scales, power, precision), len(images)
+        files = images.files()
         (found,) = self.describe_parts(
-            images.files(),
-            [len(images)],
-            settings,
-            photos=len(images),
-            workers=workers,
-            on_progress=on_progress,
+            files, [count], settings, photos=count, workers=workers, on_progress=on_progress
         )
         return found
 
@@ -493,31 +474,24 @@ class Model:
         `Decoding`.
         """
         network = self._network(settings, photos)
-        with (
-            explain_lost_workers(),
-            closing(
-                embed_parts(
-                    self.net,
-                    files,
-                    sizes,
-                    Decoding(settings.max_side, thumbnail=thumbnails, local=local),
-                    describe=self._describing(settings, network),
-                    mixed=network.mixed,
-                    workers=self._machine.workers() if workers is None else workers,
-                    autocast=_autocast(settings),
-                    on_progress=on_progress,
-                )
-            ) as parts,
-        ):
+        parts = embed_parts(
+            network,
+            files,
+            sizes,
+            Decoding(settings.max_side, thumbnail=thumbnails, local=local),
+            describe=_at_scales(network, settings),
+            workers=self._machine.workers() if workers is None else workers,
+            on_progress=on_progress,
+        )
+        with explain_lost_workers(), closing(parts):
             for found in parts:
-                rows = self._whitened(found.descriptors)
-                shapes = np.array(found.sizes, dtype=np.int32).reshape(-1, 2)
-                yield Described(
-                    rows, found.kept, found.errors, shapes, found.thumbnails, found.local
-                )
+                yield found._replace(descriptors=self._whitened(found.descriptors))
 
     def describe_photos(
-        self, photos: Sequence[Image.Image], settings: ExtractSettings
+        self,
+        photos: Iterable[Image.Image],
+        settings: ExtractSettings,
+        on_progress: Callable[[int], object] = lambda count: None,
     ) -> npt.NDArray[np.float32]:
         """Describe upright RGB photos that are in memory: float32 [n, dim], unit rows.
 
@@ -525,66 +499,50 @@ class Model:
         decoders if a GPU decodes the files. The network must be in evaluation mode, in which
         `load_model` returns it.
         """
-        found = embed_decoded(
-            (
-                DecodedPhoto(whole_image(photo, settings.max_side), photo.size, photo.size)
-                for photo in photos
-            ),
-            self._describing(settings, self._network(settings)),
-            self.net.dim,
-            self.device,
-            _autocast(settings),
-            mixed=self._network(settings).mixed,
-        )
+        network = self._network(settings)
+        decoded = (self._decoded(photo, settings.max_side) for photo in photos)
+        found = embed_decoded(network, decoded, on_progress, _at_scales(network, settings))
         return self._whitened(found.descriptors)
 
-    def mixes_shapes(self, settings: ExtractSettings) -> bool:
-        """Return whether photos of different shapes are described in one batch.
+    def _decoded(self, photo: Image.Image, max_side: int | None) -> DecodedPhoto:
+        if max_side is None and self.device.type == "cpu":
+            check_original_side("a photo", photo.size)
+        return DecodedPhoto(whole_image(photo, max_side), photo.size, photo.size)
 
-        This needs a GPU, and a network for which it does not change the descriptors.
-        """
+    def mixes_shapes(self, settings: ExtractSettings) -> bool:
+        """Return whether photos of different shapes are described in one batch."""
         return self._network(settings).mixed
 
-    @staticmethod
-    def _describing(settings: ExtractSettings, network: PhotoNet) -> Describe:
-        """Return a function that computes the descriptors [B, C] of photos."""
-        return partial(describe_scales, network, scales=settings.scales, power=settings.power)
-
     def _network(self, settings: ExtractSettings, photos: int = 1) -> PhotoNet:
-        if settings.precision != "float32":
-            return self._half_network
-        if photos < FOLDED_PHOTOS or self.device.type != "cpu":
-            return self._full_network
-        return PhotoNet(self.net, None, inference_network(self.net, None, photos))
+        half = settings.precision != "float32"
+        if photos >= FOLDED_PHOTOS and self.device.type == "cpu" and not half:
+            return PhotoNet(self.net, None, photos)
+        if settings.precision not in self._networks:
+            autocast = torch.bfloat16 if half else None
+            self._networks[settings.precision] = PhotoNet(self.net, autocast)
+        return self._networks[settings.precision]
 
     @cached_property
-    def _full_network(self) -> PhotoNet:
-        return PhotoNet(self.net, None)
+    def _networks(self) -> dict[Precision, PhotoNet]:
+        return {}
 
-    @cached_property
-    def _half_network(self) -> PhotoNet:
-        return PhotoNet(self.net, torch.bfloat16)
-
-    def _decoded(self, photos: Photos, settings: ExtractSettings) -> list[torch.Tensor]:
-        """Decode some photos, spread over all: uint8 [3, H, W] each."""
-        given = list_photos(photos)
-        step = max(1, len(given) // QUANTIZED_FROM)
-        rows = range(0, len(given), step)[:QUANTIZED_FROM]
-        if isinstance(given, Images):
-            chosen = given.subset(list(rows))
-            decoded = decode_photos(chosen.files(), Decoding(settings.max_side))
-            found = [photo.pixels for photo in decoded if isinstance(photo, DecodedPhoto)]
-        else:
-            opened = (open_photo(given[row]) for row in rows)
-            found = [whole_image(photo, settings.max_side) for photo in opened]
-        if not found:
-            raise InputError("`int8` has no photo that can be read: give photos to quantize with")
-        return found
-
-    def _whitened(self, descriptors: torch.Tensor) -> npt.NDArray[np.float32]:
-        rows: npt.NDArray[np.float32] = descriptors.float().numpy()
+    def _whitened(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return rows if self.whitening is None else self.whitening.apply(rows)
 
 
-def _autocast(settings: ExtractSettings) -> torch.dtype | None:
-    return None if settings.precision == "float32" else torch.bfloat16
+def _decoded(photos: Photos, max_side: int | None) -> list[torch.Tensor]:
+    """Decode some photos, spread over all: uint8 [3, H, W] each."""
+    given = list_photos(photos)
+    rows = range(0, len(given), max(1, len(given) // QUANTIZED_FROM))[:QUANTIZED_FROM]
+    if isinstance(given, Images):
+        decoded = decode_photos(given.subset(list(rows)).files(), Decoding(max_side))
+        found = [photo.pixels for photo in decoded if isinstance(photo, DecodedPhoto)]
+    else:
+        found = [whole_image(open_photo(given[row]), max_side) for row in rows]
+    if not found:
+        raise InputError("`int8` has no photo that can be read: give photos to quantize with")
+    return found
+
+
+def _at_scales(network: PhotoNet, settings: ExtractSettings) -> Describe:
+    return partial(describe_scales, network, scales=settings.scales, power=settings.power)

@@ -1,4 +1,4 @@
-"""ONNX files of models: the network, its whitening and its settings in one file."""
+"""ONNX files of models: network, whitening and settings in one file, computed by onnxruntime."""
 
 import hashlib
 import os
@@ -6,53 +6,77 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+import torch
+from torch import Tensor
 
-from listwise.descriptors.tuned import TunedSettings
-from listwise.descriptors.whitening import Whitening, WhiteningInfo
-from listwise.errors import InputError
+from listwise.descriptors.whitening import Whitening
+from listwise.errors import InputError, first_line
 from listwise.files import publish
-from listwise.models.calibration import Calibration
-from listwise.models.onnx_net import DESCRIPTORS, UNWHITENED, OnnxNet
-from listwise.models.storage import NetConfig
+from listwise.machine import core_count
+from listwise.models.net import Network
+from listwise.models.storage import KEY, ModelInfo
 from listwise.optional import requires
 
 SUFFIX: Final = ".onnx"
-FORMAT_VERSION: Final = 1
-KEY: Final = "listwise"  # of the settings in the metadata of the file
+INPUT: Final = "images"
+# The descriptors before the whitening; a file without a whitening has only the first output.
+DESCRIPTORS, UNWHITENED = "descriptors", "unwhitened"
 MEAN, PROJECTION = "whitening.mean", "whitening.projection"
 _LARGEST: Final = 2**31 - 1  # bytes of a protobuf message, as which ONNX files are stored
 
 
-class OnnxInfo(BaseModel):
+class OnnxInfo(ModelInfo):
     """The settings in an ONNX file: JSON in its metadata, under the key `listwise`.
 
+    The mean and standard deviation of `network` are part of the graph.
+
     Attributes:
-        format_version: the version of the file format.
-        network: the architecture and preprocessing of the network (mean and standard deviation are
-            part of the graph).
         dim: the length of the descriptors.
         network_dim: the length of the descriptors before the whitening.
         precision: "float32", or "int8" for a quantized network.
         fingerprint: the fingerprint of the network.
         checksum: SHA-256 of the weights in the file.
-        whitening: how the whitening was learned; None without a whitening.
-        tuned: settings that apply where a user gives none, such as `max_side` and `scales`.
-        calibration: turns scores into probabilities.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format_version: int = FORMAT_VERSION
-    network: NetConfig
     dim: int
     network_dim: int
     precision: Literal["float32", "int8"] = "float32"
     fingerprint: str
     checksum: str = ""
-    whitening: WhiteningInfo | None = None
-    tuned: TunedSettings | None = None
-    calibration: Calibration | None = None
+
+
+class OnnxNet(Network):
+    """A network in an ONNX file that `Model.export` wrote; `load_model` loads it.
+
+    It maps images to unit descriptors as a `RetrievalNet` does: [B, 3, H, W], uint8 or float in
+    [0, 1] -> [B, dim]. The whitening in the file is not applied. Its weights cannot be changed.
+
+    Args:
+        file: the ONNX file.
+        info: the settings in it.
+    """
+
+    def __init__(self, file: Path, info: OnnxInfo) -> None:
+        super().__init__()
+        self.config, self.dim = info.network, info.network_dim
+        self._fingerprint = info.fingerprint
+        self._output = DESCRIPTORS if info.whitening is None else UNWHITENED
+        self._session = open_session(file)
+        # The graph normalizes images itself; the buffer tells the device, as in a `RetrievalNet`.
+        mean = torch.tensor(self.config.mean).view(3, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute descriptors: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        (rows,) = run_session(self._session, [self._output], images.float())
+        return rows
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the network: that of the exported one, if not quantized."""
+        return self._fingerprint
 
 
 def write_onnx(path: Path, graph: Any, info: OnnxInfo, whitening: Whitening | None) -> None:
@@ -95,23 +119,13 @@ def _add_whitening(graph: Any, whitening: Whitening) -> None:
         node.input[:] = [UNWHITENED if name == DESCRIPTORS else name for name in node.input]
     (output,) = inner.output
     output.name = UNWHITENED
-    inner.initializer.extend(
-        [
-            numpy_helper.from_array(whitening.mean, MEAN),
-            numpy_helper.from_array(whitening.projection, PROJECTION),
-            numpy_helper.from_array(np.float32(1e-12), "whitening.smallest"),
-            numpy_helper.from_array(np.array([1], np.int64), "whitening.axes"),
-        ]
-    )
+    values: dict[str, Any] = {MEAN: whitening.mean, PROJECTION: whitening.projection}
+    values |= {"whitening.smallest": np.float32(1e-12), "whitening.axes": np.array([1], np.int64)}
+    inner.initializer.extend(numpy_helper.from_array(each, name) for name, each in values.items())
     steps = [
         ("Sub", [UNWHITENED, MEAN], "whitening.centered", {}),
         ("Gemm", ["whitening.centered", PROJECTION], "whitening.projected", {"transB": 1}),
-        (
-            "ReduceL2",
-            ["whitening.projected", "whitening.axes"],
-            "whitening.length",
-            {"keepdims": 1},
-        ),
+        ("ReduceL2", ["whitening.projected", "whitening.axes"], "whitening.length", {}),
         ("Max", ["whitening.length", "whitening.smallest"], "whitening.divisor", {}),
         ("Div", ["whitening.projected", "whitening.divisor"], DESCRIPTORS, {}),
     ]
@@ -155,47 +169,61 @@ def read_onnx(path: Path) -> tuple[OnnxNet, Whitening | None, OnnxInfo]:
         raise InputError(
             f"{path} is not an ONNX file, or is damaged: export the model again"
         ) from error
-    info = _read_info(path, {each.key: each.value for each in graph.metadata_props})
-    try:
-        if checksum(graph) != info.checksum:
-            raise ValueError
-        whitening = _read_whitening(graph, info)
-    except (KeyError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged or was edited: its weights do not match the checksum saved with "
-            "them; export the model again"
-        ) from error
-    output = DESCRIPTORS if whitening is None else UNWHITENED
-    net = OnnxNet(path, info.network, info.network_dim, info.fingerprint, output)
-    return net, whitening, info
-
-
-def _read_info(path: Path, metadata: dict[str, str]) -> OnnxInfo:
-    import json
-
+    metadata = {each.key: each.value for each in graph.metadata_props}
     if KEY not in metadata:
         raise InputError(
             f"{path} is not an ONNX file of Listwise: write one with listwise export MODEL "
             f"{path.name}"
         )
+    info, whitening = OnnxInfo.parse(metadata[KEY], path, "export the model again"), None
     try:
-        content = json.loads(metadata[KEY])
-        version = content["format_version"]
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise InputError(
-                f"{path} was written by a newer Listwise (format {version}, this one reads "
-                f"{FORMAT_VERSION}): pip install --upgrade listwise"
-            )
-        return OnnxInfo.model_validate(content)
-    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
-        raise InputError(f"the settings in {path} are damaged: export the model again") from error
+        if checksum(graph) != info.checksum:
+            raise ValueError
+        if info.whitening is not None:
+            weights = {each.name: each for each in graph.graph.initializer}
+            mean, projection = (onnx.numpy_helper.to_array(weights[n]) for n in (MEAN, PROJECTION))
+            whitening = Whitening(mean, projection, info.whitening)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path} is damaged or was edited: its weights do not match the checksum saved with "
+            "them; export the model again"
+        ) from error
+    return OnnxNet(path, info), whitening, info
 
 
-def _read_whitening(graph: Any, info: OnnxInfo) -> Whitening | None:
-    from onnx import numpy_helper
+def open_session(model: Path | bytes) -> Any:
+    """Open an ONNX file, or the bytes of one, with onnxruntime on the CPU.
 
-    if info.whitening is None:
-        return None
-    weights = {each.name: each for each in graph.graph.initializer if each.name.startswith("white")}
-    mean, projection = (numpy_helper.to_array(weights[name]) for name in (MEAN, PROJECTION))
-    return Whitening(mean, projection, info.whitening)
+    Raises:
+        InputError: onnxruntime cannot run it.
+    """
+    with requires("export", "a model in an ONNX file"):
+        import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = min(core_count(), torch.get_num_threads())
+    # Waiting threads sleep: on a busy machine, spinning ones take cores from those they wait for.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_pattern = False  # a plan of the memory holds for one shape only
+    options.log_severity_level = 3
+    given = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no public class
+        what = "the exported network" if isinstance(model, bytes) else str(model)
+        raise InputError(
+            f"onnxruntime {onnxruntime.__version__} cannot run {what} ({first_line(error)}): "
+            "update onnxruntime, or export the model again"
+        ) from error
+
+
+def run_session(session: Any, outputs: list[str], images: Tensor) -> list[Tensor]:
+    """Compute outputs of a graph for images [B, 3, H, W], float in [0, 1]."""
+    try:
+        found = session.run(outputs, {INPUT: images.contiguous().numpy()})
+    except Exception as error:
+        height, width = images.shape[2:]
+        raise InputError(
+            f"the ONNX network fails on images of {width} × {height} pixels ({first_line(error)})"
+        ) from error
+    return [torch.from_numpy(rows) for rows in found]

@@ -1,26 +1,30 @@
 """Descriptor files: Parquet files of descriptors, with the model and settings that made them."""
 
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from listwise.checksums import Checksums, damaged
-from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
-from listwise.descriptors.settings import ExtractSettings
 from listwise.errors import InputError
+from listwise.files import FileHeader, publish
+from listwise.optional import requires
+from listwise.settings import ExtractSettings
 
 ROW_GROUP: Final = 4096
+# Keys of the metadata: the header, and its CRC-32. The values have the checksums of Parquet.
+_HEADER, _CRC = b"listwise", b"listwise-crc32"
 
 Rows = npt.NDArray[np.float32]
 
 
-class DescriptorHeader(TableHeader):
+class DescriptorHeader(FileHeader):
     """The header of a descriptor file.
 
     Attributes:
@@ -33,28 +37,10 @@ class DescriptorHeader(TableHeader):
     model: str
     whitened: bool = False
     settings: ExtractSettings = ExtractSettings()
+    unreadable: tuple[str, ...] = ()
 
 
-def _read_schema(path: Path) -> Any:
-    from pyarrow.parquet import read_schema
-
-    return read_schema(path)
-
-
-KIND: Final = TableKind(
-    b"listwise",
-    "descriptor file",
-    "descriptors",
-    "listwise extract",
-    ".parquet",
-    b"PAR1",
-    "index",
-    DescriptorHeader,
-    _read_schema,
-)
-
-
-class DescriptorWriter(TableWriter):
+class DescriptorWriter:
     """Write a descriptor file, which appears complete at the end of the `with` block.
 
     If the block ends with an error, no file is written. Rows are buffered up to one row group.
@@ -66,21 +52,44 @@ class DescriptorWriter(TableWriter):
     """
 
     def __init__(self, path: str | Path, dim: int, header: DescriptorHeader) -> None:
-        pa = KIND.import_pyarrow()
+        pa = _import_pyarrow()
+        self.path = Path(path)
         self.dim = dim
+        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         # Reading is twice as fast if neither the list nor its values may be null.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
         types = {"id": pa.string(), "width": pa.int32(), "height": pa.int32(), "descriptor": values}
         fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
-        super().__init__(path, pa.schema(fields), KIND, header)
+        text = header.model_dump_json().encode()
+        metadata = {_HEADER: text, _CRC: str(zlib.crc32(text))}
+        self._schema = pa.schema(fields, metadata)
         self._waiting: list[Any] = []
 
-    def _open(self, file: Any) -> Any:
+    def __enter__(self) -> Self:
         from pyarrow.parquet import ParquetWriter
 
-        return ParquetWriter(
-            file, self._schema, compression="none", use_dictionary=False, write_statistics=False
-        )
+        try:
+            self._writer = ParquetWriter(
+                str(self._partial),
+                self._schema,
+                compression="none",
+                use_dictionary=False,
+                write_statistics=False,
+                write_page_checksum=True,
+            )
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            if kind is None and self._waiting:
+                self._write_rows(sum(table.num_rows for table in self._waiting))
+            self._writer.close()
+            if kind is None:
+                publish(self._partial, self.path)
+        finally:
+            self._partial.unlink(missing_ok=True)
 
     def write(
         self, ids: Sequence[str], sizes: npt.ArrayLike, descriptors: npt.NDArray[np.floating]
@@ -99,59 +108,53 @@ class DescriptorWriter(TableWriter):
                 f"the descriptor of {ids[broken[0]]} is not finite: check the weights of the "
                 "network, or use float32 instead of bfloat16"
             )
-        width_height = np.asarray(sizes, dtype=np.int32).reshape(len(ids), 2)
-        self._checksums.add(ids, width_height)
-        columns = [
-            pa.array(ids, pa.string()),
-            pa.array(np.ascontiguousarray(width_height[:, 0])),
-            pa.array(np.ascontiguousarray(width_height[:, 1])),
-            pa.FixedSizeListArray.from_arrays(
-                pa.array(rows.reshape(-1)), type=self._schema.field("descriptor").type
-            ),
-        ]
+        widths, heights = np.asarray(sizes, np.int32).reshape(len(ids), 2).T.copy()
+        kind = self._schema.field("descriptor").type
+        values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=kind)
+        columns = [pa.array(ids, pa.string()), pa.array(widths), pa.array(heights), values]
         self._waiting.append(pa.Table.from_arrays(columns, schema=self._schema))
         count = sum(table.num_rows for table in self._waiting)
         if count >= ROW_GROUP:
             self._write_rows(count // ROW_GROUP * ROW_GROUP)
-
-    def copy(self, file: "DescriptorFile") -> None:
-        """Add all rows of another file."""
-        self.write(file.ids, file.sizes, file.read())
-
-    def _flush(self) -> None:
-        if count := sum(table.num_rows for table in self._waiting):
-            self._write_rows(count)
 
     def _write_rows(self, count: int) -> None:
         """Write the first `count` buffered rows."""
         import pyarrow as pa
 
         table = pa.concat_tables(self._waiting)
-        for start in range(0, count, ROW_GROUP):
-            group = table.slice(start, min(ROW_GROUP, count - start)).column("descriptor")
-            self._checksums.values.append(_checksum(group))
         self._writer.write_table(table.slice(0, count), row_group_size=ROW_GROUP)
         self._waiting = [table.slice(count)] if count < table.num_rows else []
 
 
 @dataclass(frozen=True, eq=False)
-class DescriptorFile(TableFile[DescriptorHeader]):
+class DescriptorFile:
     """A descriptor file of N rows: ids, sizes [N, 2] and descriptors [N, dim].
 
     `DescriptorFile.open(path)` opens one. The size of a photo with a box is the size of the box.
     """
 
-    kind = KIND
-
+    path: Path
+    header: DescriptorHeader
     dim: int
     rows: int
+    changed: int  # when the file was written, in nanoseconds
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Open a file and read its header; raise an `InputError` for any other file."""
         path = Path(path)
         with _parquet(path) as file:
-            return cls(path, *_read_head(path, file))
+            metadata = file.schema_arrow.metadata or {}
+            if _HEADER not in metadata:
+                raise InputError(
+                    f"{path} is a table, but not one of descriptors: create one with listwise "
+                    "extract"
+                )
+            header = DescriptorHeader.parse(metadata[_HEADER], path, "extract again")
+            if metadata.get(_CRC) != str(zlib.crc32(metadata[_HEADER])).encode():
+                raise _damaged(path, "its header does not match its checksum")
+            dim = file.schema_arrow.field("descriptor").type.list_size
+            return cls(path, header, dim, file.metadata.num_rows, path.stat().st_mtime_ns)
 
     def __len__(self) -> int:
         return self.rows
@@ -166,14 +169,21 @@ class DescriptorFile(TableFile[DescriptorHeader]):
         """The settings of the extraction."""
         return self.header.settings
 
-    def writer(self, path: Path, header: DescriptorHeader) -> DescriptorWriter:
-        """Return a writer of files with the same columns."""
-        return DescriptorWriter(path, self.dim, header)
-
-    def columns(self, *names: str) -> Any:
-        """Return some columns as an Arrow table."""
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The N ids, in the order of the rows."""
         with self._opened() as file:
-            return file.read(columns=list(names))
+            ids = tuple(file.read(columns=["id"]).column("id").to_pylist())
+        if len(ids) != self.rows:
+            raise _damaged(self.path, f"it has {len(ids)} ids for {self.rows} rows")
+        return ids
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """Width and height of each photo: int32 [N, 2]."""
+        with self._opened() as file:
+            table = file.read(columns=["width", "height"])
+        return np.stack([table.column(name).to_numpy() for name in ("width", "height")], 1)
 
     def batches(self, rows: int = ROW_GROUP) -> Iterator[Rows]:
         """Iterate over the descriptors: float32 [n, dim], read-only, at most `rows` at a time."""
@@ -181,10 +191,8 @@ class DescriptorFile(TableFile[DescriptorHeader]):
             # Group by group, because pyarrow keeps all groups of one call in memory.
             for group in range(file.num_row_groups):
                 column = file.read_row_group(group, ["descriptor"], use_threads=False).column(0)
-                if self.checksums and self.checksums.values[group] != _checksum(column):
-                    raise damaged(self.path)
                 for chunk in column.chunks:
-                    values = _values(chunk).reshape(-1, self.dim)
+                    values = chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.dim)
                     del chunk
                     for start in range(0, len(values), rows):
                         yield values[start : start + rows]
@@ -197,14 +205,13 @@ class DescriptorFile(TableFile[DescriptorHeader]):
             everything[start : start + len(batch)] = batch
             start += len(batch)
         if start != self.rows:
-            raise damaged(self.path)
+            raise _damaged(self.path, f"it has {start} descriptors for {self.rows} rows")
         return everything
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         with _parquet(self.path) as file:
-            opened = (self.header, self.checksums, self.dim, self.rows)
-            if _read_head(self.path, file) != opened:
+            if self.path.stat().st_mtime_ns != self.changed:
                 raise InputError(f"{self.path} was replaced while it was in use: open it again")
             yield file
 
@@ -220,37 +227,39 @@ class DescriptorFile(TableFile[DescriptorHeader]):
 
 def is_descriptor_file(path: str | Path) -> bool:
     """Return whether a file is a descriptor file."""
-    return KIND.matches(path)
+    _import_pyarrow()
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return _HEADER in (read_schema(path).metadata or {})
+    except (ArrowException, OSError, UnicodeDecodeError):
+        return False
+
+
+def _import_pyarrow() -> Any:
+    with requires("index", "a descriptor file"):
+        import pyarrow
+    return pyarrow
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(f"{path} is damaged ({reason}): copy it again, or extract again")
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
     """Open a Parquet file; any failure becomes an `InputError` of one line."""
-    with KIND.reading(path):
-        from pyarrow.parquet import ParquetFile
+    pa = _import_pyarrow()
+    from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(path) as file:
+    try:
+        with ParquetFile(path, page_checksum_verification=True) as file:
             yield file
-
-
-def _read_head(path: Path, file: Any) -> tuple[DescriptorHeader, Checksums | None, int, int]:
-    """Return header, checksums, dimensions and number of rows."""
-    schema = file.schema_arrow
-    checksums = KIND.read_checksums(path, schema)
-    header = KIND.read_header(path, schema)
-    dim = schema.field("descriptor").type.list_size
-    return header, checksums, dim, file.metadata.num_rows
-
-
-def _values(chunk: Any) -> Rows:
-    """Return the values of an Arrow array of n descriptors: float32 [n · dim]."""
-    values: Rows = chunk.flatten().to_numpy(zero_copy_only=True)
-    return values
-
-
-def _checksum(column: Any) -> int:
-    """Return the CRC-32 of an Arrow column of descriptors."""
-    checksum = 0
-    for chunk in column.chunks:
-        checksum = zlib.crc32(_values(chunk).data, checksum)
-    return checksum
+    except FileNotFoundError:
+        raise InputError(
+            f"no descriptor file at {path}: create one with listwise extract"
+        ) from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is damaged or not a descriptor file ({reason})") from error

@@ -3,22 +3,17 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.files import write_tensors
+from listwise.models.storage import WhiteningInfo
 
-FORMAT_VERSION: Final = 1
-WHITENING_FILE: Final = "whitening.safetensors"
 # Directions whose variance is a smaller share of the largest are rounding noise.
 NEGLIGIBLE: Final = 1e-10
 # Rows that are converted to float64 at a time.
@@ -27,27 +22,6 @@ BLOCK: Final = 4096
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Shrinkage = float | Literal["ledoit-wolf"]
-
-
-class WhiteningInfo(BaseModel):
-    """How a whitening was learned.
-
-    Attributes:
-        format_version: the version of the file format.
-        method: "pca", "supervised", "imported" from a released checkpoint, "prefix", which only
-            keeps the first dimensions, or "adapter", a linear layer that was trained from an index.
-        power: the power of the variances that the PCA divides by.
-        learned_from: the number of descriptors.
-        shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format_version: int = FORMAT_VERSION
-    method: Literal["pca", "supervised", "imported", "prefix", "adapter"]
-    power: float | None = None
-    learned_from: int | None = None
-    shrinkage: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +41,8 @@ class Whitening:
     info: WhiteningInfo
 
     def __post_init__(self) -> None:
-        for name in ("mean", "projection"):
-            value = np.ascontiguousarray(getattr(self, name), dtype=np.float32)
-            object.__setattr__(self, name, value)
+        if self.mean.dtype != np.float32 or self.projection.dtype != np.float32:
+            raise InputError("the mean and the projection of a whitening must be float32")
         if self.projection.ndim != 2 or self.mean.shape != self.projection.shape[1:]:
             raise InputError(
                 "a whitening needs a mean [C] and a projection [D, C], not "
@@ -125,16 +98,6 @@ class Whitening:
         digest.update(self.projection.tobytes())
         return digest.hexdigest()
 
-    def _checksum(self, network: str) -> str:
-        """Return the SHA-256 of everything in the file of a whitening."""
-        content = f"{self._info_text()} {network} {self.fingerprint()}"
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    def _info_text(self) -> str:
-        # Files of earlier versions have no shrinkage, and their checksums must stay valid.
-        without = {"shrinkage"} if self.info.shrinkage is None else None
-        return self.info.model_dump_json(exclude=without)
-
     @classmethod
     def learn(
         cls,
@@ -179,47 +142,6 @@ class Whitening:
                 that vary.
         """
         return PrincipalDirections.of_pairs(descriptors, pairs).whitening(dim)
-
-    def save(self, folder: str | Path, network: str) -> None:
-        """Write `whitening.safetensors` into a model folder; `network` is its fingerprint."""
-        path = Path(folder) / WHITENING_FILE
-        metadata = {
-            "whitening": self._info_text(),
-            "network": network,
-            "checksum": self._checksum(network),
-        }
-        write_tensors(path, {"mean": self.mean, "projection": self.projection}, metadata)
-
-    @classmethod
-    def load(cls, folder: str | Path, network: str) -> "Whitening | None":
-        """Read the whitening of a model folder, None if it has none.
-
-        Raises:
-            InputError: it is damaged, or was learned for another network than `network`.
-        """
-        path = Path(folder) / WHITENING_FILE
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                mean, projection = file.get_tensor("mean"), file.get_tensor("projection")
-            info = WhiteningInfo.model_validate_json(metadata["whitening"])
-            belongs_to = metadata["network"]
-            whitening = cls(mean, projection, info)
-            # Files of earlier versions have no checksum.
-            if metadata.get("checksum") not in (None, whitening._checksum(belongs_to)):
-                raise ValueError("its checksum does not match")
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{path} is damaged, or from a newer Listwise: run listwise whiten again"
-            ) from error
-        if belongs_to != network:
-            raise InputError(
-                f"{path} was learned for other weights than the network beside it: run listwise "
-                f"whiten {folder} again, or delete the file"
-            )
-        return whitening
 
 
 @dataclass(frozen=True, eq=False)

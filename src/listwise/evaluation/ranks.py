@@ -112,7 +112,7 @@ def _judged_scores(vectors: Vectors, database: Database, positions: list[Ranks])
     wanted = [np.zeros(len(places), vectors.dtype) for places in positions]
     everything = np.unique(np.concatenate([np.zeros(0, np.int64), *positions]))
     end = 0
-    with one_thread_products():
+    with one_thread_products:
         for start, block in blocks(database, len(vectors)):
             end = start + len(block)
             first, past = np.searchsorted(everything, (start, end))

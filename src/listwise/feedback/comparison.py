@@ -1,6 +1,11 @@
-"""Compare the model of an index with a new one, on held-out classes and on marked queries."""
+"""Compare the model of an index with a new one, on held-out classes and on marked queries.
 
+The comparison is shown as text, and as a page of the marked queries.
+"""
+
+import shlex
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,16 +16,24 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from listwise.data.labelled import LabelledImages
 from listwise.descriptors import Model
 from listwise.errors import InputError
-from listwise.evaluation import compare_ap
-from listwise.feedback.ranking import Ranking
-from listwise.feedback.run import DESCRIPTOR_FILE, LAYER_FILE, IndexRun, read_tensor
-from listwise.files import write_text
+from listwise.evaluation import average_precision, compare_ap
+from listwise.feedback.photos import DESCRIPTOR_FILE, LAYER_FILE, IndexRun, read_tensor
+from listwise.pages.photos import Frame, ShownPhoto, ShownQuery, write_queries
+from listwise.search.entries import Float32
 
 COMPARISON_FILE = "comparison.json"
 SHOWN = 10
 """Number of results per query that are compared and shown."""
+QUERIES = 100
+"""Maximum number of queries on the page."""
+NOTE = (
+    "Marked queries, those whose average precision falls most first. Results with a green frame "
+    "show the same thing, those with a red frame are marked as different."
+)
+_FRAMES: dict[str, Frame] = {"same": "green", "different": "red", "": ""}
 
 Relation = Literal["same", "different", ""]
+Labels = NDArray[np.int64]
 
 
 class ComparedResult(BaseModel):
@@ -99,10 +112,6 @@ class Comparison(BaseModel):
         """Count the photos among the first ten results that are marked "different"."""
         return sum(hit.mark == "different" for q in self.queries for hit in getattr(q, model))
 
-    def save(self, run: Path) -> None:
-        """Write `comparison.json` into the folder of a run."""
-        write_text(run / COMPARISON_FILE, self.model_dump_json(indent=2) + "\n")
-
 
 def read_comparison(run: Path) -> Comparison | None:
     """Read the comparison of a run; None if it was not made yet."""
@@ -113,6 +122,53 @@ def read_comparison(run: Path) -> Comparison | None:
         return Comparison.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise InputError(f"{path} is damaged: delete it, and resume the run") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Descriptors of photos that are ranked for each other.
+
+    Photos after the labelled ones have no label. They count as negatives, since what they show is
+    not known.
+
+    Attributes:
+        rows: descriptors [P, C], unit rows.
+        labels: the labels of the first N photos [N].
+    """
+
+    rows: Float32
+    labels: Labels
+
+    @classmethod
+    def of(cls, rows: Float32, labels: Labels, layer: Float32) -> "Ranking":
+        """Rank descriptors [P, C] that are multiplied by a layer [C, C] first."""
+        product = rows @ layer.T
+        return cls(product / np.linalg.norm(product, axis=1, keepdims=True).clip(1e-12), labels)
+
+    def scores(self, photo: int) -> Float32:
+        """The scores of all photos for one of them [P]; its own score is the lowest."""
+        found: Float32 = self.rows @ self.rows[photo]
+        found[photo] = -np.inf
+        return found
+
+    def relevance(self, photo: int) -> NDArray[np.bool_]:
+        """Which photos show the same thing as one of them [P], without itself."""
+        found = np.zeros(len(self.rows), bool)
+        found[: len(self.labels)] = self.labels == self.labels[photo]
+        found[photo] = False
+        return found
+
+    def ap(self, photo: int) -> float:
+        """The average precision of a photo; NaN if no other photo shows the same thing.
+
+        Of photos with equal scores, those that show the same thing come last. Otherwise a network
+        that describes all photos alike could seem better than another one.
+        """
+        relevant = self.relevance(photo)
+        if not relevant.any():
+            return np.nan
+        order = np.argsort(relevant, kind="stable")
+        return average_precision(self.scores(photo)[order], relevant[order])
 
 
 def compare_models(
@@ -143,16 +199,12 @@ def compare_models(
         old_map=float(np.mean(old_ap)),
         new_map=float(np.mean(new_ap)),
         error=gain.error if np.isfinite(gain.error) else None,
-        queries=tuple(sorted(queries, key=_loss_first)),
+        queries=tuple(sorted(queries, key=lambda q: ((q.new_ap or 0) - (q.old_ap or 0), q.query))),
         better=False,
     )
     marked = found.marked_maps
     kept = marked is None or marked[1] >= marked[0] - 1e-9
     return found.model_copy(update={"better": gain.value > 0 and kept})
-
-
-def _loss_first(query: QueryComparison) -> tuple[float, str]:
-    return (query.new_ap or 0.0) - (query.old_ap or 0.0), query.query
 
 
 def _rankings(
@@ -182,22 +234,22 @@ def _compare_queries(
 ) -> list[QueryComparison]:
     place = {photo: i for i, photo in enumerate(images.ids)}
     ids = [*images.ids, *(photo for photo, _ in record.others)]
-    return [
-        QueryComparison(
-            query=each.query,
-            held_out=bool(held_out[place[each.query]]),
-            old_ap=_known(before.ap(place[each.query])),
-            new_ap=_known(after.ap(place[each.query])),
-            old=_first_results(before, place[each.query], ids, set(each.different)),
-            new=_first_results(after, place[each.query], ids, set(each.different)),
-        )
-        for each in record.queries
-        if each.query in place
-    ]
-
-
-def _known(ap: float) -> float | None:
-    return None if np.isnan(ap) else ap
+    found = []
+    for each in record.queries:
+        if each.query in place:
+            own = place[each.query]
+            positives = before.relevance(own).any()
+            found.append(
+                QueryComparison(
+                    query=each.query,
+                    held_out=bool(held_out[own]),
+                    old_ap=before.ap(own) if positives else None,
+                    new_ap=after.ap(own) if positives else None,
+                    old=_first_results(before, own, ids, each.different),
+                    new=_first_results(after, own, ids, each.different),
+                )
+            )
+    return found
 
 
 def _first_results(
@@ -209,3 +261,56 @@ def _first_results(
         mark: Relation = "same" if same[i] else "different" if ids[i] in different else ""
         shown.append(ComparedResult(id=ids[i], score=float(scores[i]), mark=mark))
     return tuple(shown)
+
+
+def comparison_rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table: what was measured, the old model, the new one, the difference."""
+    error = "" if found.error is None else f" ± {100 * found.error:.1f}"
+    held = f"mAP, {found.photos} photos of {found.classes} held-out classes"
+    rows = [_percent(held, found.old_map, found.new_map, error)]
+    marked = found.marked_maps
+    if marked is not None:
+        count = sum(query.old_ap is not None for query in found.queries)
+        rows.append(_percent(f"mAP, {count} marked queries", *marked))
+    if found.queries:
+        old, new = found.wrong("old"), found.wrong("new")
+        name = f'marked "different" among the first {SHOWN}'
+        rows.append((name, str(old), str(new), f"{new - old:+d}"))
+    return rows
+
+
+def _percent(name: str, old: float, new: float, error: str = "") -> tuple[str, str, str, str]:
+    return name, f"{100 * old:.1f}", f"{100 * new:.1f}", f"{100 * (new - old):+.1f}{error}"
+
+
+def conclusion(found: Comparison, model: Path) -> str:
+    """Return the sentence that names the better model and the next command."""
+    if found.better:
+        command = ["listwise", "index", "upgrade", found.index, "--model", str(model)]
+        return f"the new model is better: {shlex.join(command)}"
+    return (
+        f"the new model is not better, so {model} is the model that {found.index} has already: "
+        "mark or label more photos, or train with other settings"
+    )
+
+
+def write_comparison_page(
+    path: Path, record: IndexRun, found: Comparison, images: LabelledImages
+) -> Path:
+    """Write an HTML page with the results of the marked queries, old and new."""
+    facts = {name: f"{old} → {new}" for name, old, new, _ in comparison_rows(found)}
+    facts["Better model"] = "the new one" if found.better else "the one of the index"
+    paths = dict(record.others) | dict(zip(images.ids, images.paths, strict=True))
+    shown = []
+    for query in found.queries[:QUERIES]:
+        sides = (("old", query.old_ap, query.old), ("new", query.new_ap, query.new))
+        lists = {
+            f"{model} model" + ("" if ap is None else f", AP {100 * ap:.1f}"): [
+                ShownPhoto(paths[hit.id], f"{hit.score:.3f} {hit.id}", _FRAMES[hit.mark])
+                for hit in hits
+            ]
+            for model, ap, hits in sides
+        }
+        side = "held out" if query.held_out else "trained on"
+        shown.append(ShownQuery(ShownPhoto(paths[query.query], query.query), side, lists))
+    return write_queries(path, f"The model of {found.index} and a new one", facts, NOTE, shown)

@@ -1,20 +1,34 @@
-"""The labelled and marked photos of an index, as training and validation photos."""
+"""What a run takes from an index: its labelled and marked photos, and their descriptors.
+
+It is written into the folder of the run, which does not need the index any more.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from listwise.data import read_labelled
+from listwise.data.images import Box
 from listwise.data.labelled import Images, LabelledImages
-from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
-from listwise.search.classes import assign_classes, labels_of
-from listwise.search.entries import entry_key
+from listwise.files import write_csv, write_tensors, write_text
+from listwise.models.storage import read_tensors
+from listwise.search.entries import Entry, Float32, entry_key, spread
+from listwise.search.generation import Generation
 from listwise.search.index import Index
 from listwise.search.marks import Marks
+from listwise.settings import ExtractSettings
+from listwise.training.run import INDEX_FILE, TABLE_FILE
+
+DESCRIPTOR_FILE, LAYER_FILE = "descriptors.safetensors", "layer.safetensors"
+OTHERS = 10_000
+"""Maximum number of entries without label or mark that photos are ranked among."""
+WHITENING_PHOTOS = 5000
+"""Maximum number of photos of the index that a whitening is learned from."""
 
 LEAST = 4
 """Minimum number of classes of two or more photos: two to train on, two to validate on."""
@@ -58,17 +72,19 @@ def read_index_photos(index: Index, val_fraction: float, seed: int) -> IndexPhot
         InputError: there are too few classes, or photos are missing on the disk.
     """
     marks = index.marks()
-    labels = labels_of(index.store)
-    classes, left_out = assign_classes(marks.active, labels)
+    classes = marks.class_names
     if not classes:
         raise InputError(
             f"{index.uri} has neither labels nor marks to train on: mark results of searches, or "
             "add photos with the attribute label"
         )
-    known = _files(index, marks, classes)
-    classes = {photo: name for photo, name in classes.items() if photo in known}
-    files = {photo: known[photo] for photo in classes}
-    _refuse_missing(index, files)
+    files = {photo: marks.photos[photo] for photo in classes}
+    missing = sorted(photo for photo, file in files.items() if not Path(file.path).is_file())
+    if missing:
+        raise InputError(
+            f"{len(missing)} of {len(files)} labelled or marked photos of {index.uri} do not exist "
+            f"on the disk, the first is {missing[0]}: restore them, or remove their entries"
+        )
     several = [name for name, count in Counter(classes.values()).items() if count > 1]
     if len(several) < LEAST:
         raise InputError(
@@ -85,7 +101,7 @@ def read_index_photos(index: Index, val_fraction: float, seed: int) -> IndexPhot
     )
     splits = ["val" if photo in held_out else "train" for photo in ids]
     named = LabelledImages.from_names(images, [classes[photo] for photo in ids], splits)
-    return IndexPhotos(named, queries, len(left_out))
+    return IndexPhotos(named, queries, len(marks.left_out))
 
 
 def marked_queries(marks: Marks, classes: Mapping[str, str]) -> tuple[MarkedPhotos, ...]:
@@ -129,14 +145,9 @@ def hold_out_photos(
     if len(held_out) < 2:  # marks connect nearly all classes
         held_out = {several[i] for i in generator.permutation(len(several))[:count]}
     chosen = {photo for photo, name in classes.items() if name in held_out}
-    marked_for: dict[str, list[str]] = {}
-    for each in queries:
-        for photo in each.different:
-            marked_for.setdefault(photo, []).append(each.query)
-    alone = {photo for photo in marked_for if sizes[classes[photo]] == 1}
-    return chosen | {
-        photo for photo in alone if all(query in chosen for query in marked_for[photo])
-    }
+    pairs = [(each.query, photo) for each in queries for photo in each.different]
+    alone = {photo for _, photo in pairs if sizes[classes[photo]] == 1}
+    return chosen | (alone - {photo for query, photo in pairs if query not in chosen})
 
 
 def _connected(
@@ -153,18 +164,112 @@ def _connected(
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _files(index: Index, marks: Marks, classes: Mapping[str, str]) -> dict[str, PhotoFile]:
-    """The files of the photos that are in the index, and of query photos, by id."""
-    entries = index.store.get([entry_key(photo) for photo in classes])
-    found = {entry.id: PhotoFile(entry.path, entry.box) for entry in entries.values()}
-    kept = {photo: each for photo, each in marks.photos.items() if photo not in found}
-    return found | {photo: PhotoFile(each.path, each.box) for photo, each in kept.items()}
+class IndexRun(BaseModel):
+    """What a run took from an index.
+
+    Attributes:
+        index: the folder or address of the index.
+        model: the folder or the timm name of its model.
+        fingerprint: the fingerprint of the model.
+        settings: how the index describes photos.
+        ids: the ids of the photos in the table of the run, row by row.
+        queries: the queries of marks.
+        others: ids and paths of entries without a label or mark, among which photos are ranked.
+        whitening: paths and boxes of photos to learn the whitening of a new network from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: str
+    model: str
+    fingerprint: str
+    settings: ExtractSettings
+    ids: tuple[str, ...]
+    queries: tuple[MarkedPhotos, ...]
+    others: tuple[tuple[str, str], ...] = ()
+    whitening: tuple[tuple[str, Box | None], ...] = ()
 
 
-def _refuse_missing(index: Index, files: Mapping[str, PhotoFile]) -> None:
-    missing = sorted(photo for photo, file in files.items() if not Path(file.path).is_file())
-    if missing:
+def write_index_run(
+    run: Path, index: str, current: Generation, photos: IndexPhotos, *, others: bool
+) -> IndexRun:
+    """Write the photos and the origin of a run into its folder.
+
+    Args:
+        run: the folder of the run.
+        index: the folder or address of the index.
+        current: its generation.
+        photos: its labelled and marked photos.
+        others: also write the descriptors of all these photos, and of other entries. Otherwise
+            a new network is trained, which needs photos for its whitening if the model has one.
+    """
+    header, images = current.header, photos.images
+    store, unlabelled, sample = current.store, dict[int, Entry](), dict[int, Entry]()
+    if others:
+        known = [entry_key(photo) for photo in images.ids]
+        unlabelled = store.get(spread(np.setdiff1d(store.keys(), known), OTHERS).tolist())
+    elif header.whitened:
+        sample = store.get(spread(np.sort(store.keys()), WHITENING_PHOTOS).tolist())
+    whitening = ((entry.path, entry.box) for entry in sample.values())
+    record = IndexRun(
+        index=index,
+        model=header.model_folder or header.model_name,
+        fingerprint=header.model,
+        settings=header.settings,
+        ids=images.ids,
+        queries=photos.queries,
+        others=tuple((entry.id, entry.path) for entry in unlabelled.values()),
+        whitening=tuple(photo for photo in whitening if photo[0] and Path(photo[0]).is_file()),
+    )
+    assert images.splits is not None
+    table = [["path", "label", "split", "box"]]
+    for i, path in enumerate(images.paths):
+        box = ",".join(map(repr, images.box(i) or ()))
+        table.append([path, images.class_names[images.labels[i]], images.splits[i], box])
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        if others:
+            rows = _known_descriptors(current, images)
+            rows = np.concatenate([rows, store.vectors(list(unlabelled))])
+            write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
+        write_csv(run / TABLE_FILE, table)
+        write_text(run / INDEX_FILE, record.model_dump_json(indent=2) + "\n")
+    except OSError as error:
         raise InputError(
-            f"{len(missing)} of {len(files)} labelled or marked photos of {index.uri} do not exist "
-            f"on the disk, the first is {missing[0]}: restore them, or remove their entries"
+            f"cannot write the run folder {run} ({error.strerror}): choose another `run_folder`"
+        ) from error
+    return record
+
+
+def read_index_run(run: Path) -> tuple[IndexRun, LabelledImages]:
+    """Read what `write_index_run` wrote: the record, and the photos with their ids."""
+    path = run / INDEX_FILE
+    try:
+        record = IndexRun.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path} is missing or damaged: restore it, or start a new run") from error
+    images = read_labelled(run / TABLE_FILE)
+    if len(images) != len(record.ids):
+        raise InputError(
+            f"{run / TABLE_FILE} was changed: it has {len(images)} photos instead of "
+            f"{len(record.ids)}; start a new run"
         )
+    return record, replace(images, ids=record.ids)
+
+
+def _known_descriptors(current: Generation, images: LabelledImages) -> Float32:
+    """The descriptors [N, C] that an index has of photos; query photos are described."""
+    keys = [entry_key(photo) for photo in images.ids]
+    present = current.store.get(keys)
+    stored = [i for i, key in enumerate(keys) if key in present]
+    rows = np.empty((len(images), current.header.dim), np.float32)
+    rows[stored] = current.store.vectors([keys[i] for i in stored])
+    for i in sorted(set(range(len(keys))) - set(stored)):
+        rows[i] = current.describe_given([images.paths[i]], [images.box(i)])[0]
+    return rows
+
+
+def read_tensor(run: Path, file: str, name: str) -> Float32:
+    """Read one of the arrays of a run."""
+    found: Float32 = read_tensors(run / file)[0][name].numpy()
+    return found

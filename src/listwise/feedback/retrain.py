@@ -6,30 +6,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from listwise.data.labelled import LabelledImages
+from listwise.data.labelled import Images
 from listwise.descriptors import Model, load_model
+from listwise.descriptors.learning import learn_whitening, truncate_model
 from listwise.errors import InputError
-from listwise.feedback.comparison import Comparison, compare_models, read_comparison
-from listwise.feedback.page import write_comparison_page
-from listwise.feedback.photos import IndexPhotos, read_index_photos
-from listwise.feedback.run import IndexRun, read_index_run, write_index_run
-from listwise.feedback.trainers import make_index_trainer, trainable
-from listwise.feedback.whiten import whiten_again
+from listwise.feedback.comparison import (
+    COMPARISON_FILE,
+    Comparison,
+    compare_models,
+    read_comparison,
+    write_comparison_page,
+)
+from listwise.feedback.photos import (
+    IndexPhotos,
+    IndexRun,
+    read_index_photos,
+    read_index_run,
+    write_index_run,
+)
+from listwise.feedback.trainers import IndexTraining, trainable
+from listwise.files import write_text
 from listwise.plugins import CUSTOM
 from listwise.search.index import Index
 from listwise.search.opening import open_index
 from listwise.settings import make_config
+from listwise.training.choices import TrainPlan
 from listwise.training.distributed import world
-from listwise.training.plan import TrainPlan, prepare
-from listwise.training.run.folder import (
-    CONFIG_FILE,
-    MODEL_FOLDER,
-    TABLE_FILE,
-    check_settings,
-    read_run,
-)
-from listwise.training.run.view import TrainView
+from listwise.training.plan import prepare
+from listwise.training.run import MODEL_FOLDER, TABLE_FILE, read_run_settings
 from listwise.training.trainer import Trainer, TrainResult
+from listwise.training.view import TrainView
 
 VAL_FRACTION = 0.25
 """Fraction of the classes that are held out, unless it is given: an index has few at first."""
@@ -66,35 +72,37 @@ def train_from_index(
         if name in settings:
             raise InputError(f"`from_index` trains the model of the index: leave out `{name}`")
     if isinstance(index, Index):
-        plan = _start(index, run, settings, preset)
+        plan, source = _start(index, run, settings, preset)
     else:
         device = str(settings.get("device", "auto"))
         with open_index(index, device=device, create=False) as opened:
-            plan = _start(opened, run, settings, preset)
+            plan, source = _start(opened, run, settings, preset)
     on_plan(plan)
-    return _fit(make_index_trainer(plan, run, view))
+    return _fit(Trainer(plan, run, view, make_parts=source.parts), source)
 
 
 def resume_from_index(
     run: str | Path, view: TrainView | None = None
 ) -> tuple[TrainResult, Comparison]:
     """Resume an interrupted run of `train_from_index`; it does not read the index."""
-    from listwise.settings import read_settings
-
     run = Path(run)
-    about, settings = read_run(run), read_settings(run / CONFIG_FILE)
-    check_settings(run, about, settings)
+    about, settings = read_run_settings(run)
     record, images = read_index_run(run)
     model = load_model(record.model, str(settings["device"]))
     if model.fingerprint != record.fingerprint:
         raise InputError(
             f"the model in {record.model} has changed since {run} was started: start a new run"
         )
-    plan = _with_parts(prepare(about["data"], settings, "paper", images), model, record)
-    return _fit(make_index_trainer(plan, run, view, resume=True))
+    plan, source = (
+        prepare(about["data"], settings, "paper", images),
+        IndexTraining(model, record, images),
+    )
+    return _fit(Trainer(plan, run, view, resume=True, make_parts=source.parts), source)
 
 
-def _start(index: Index, run: Path, settings: dict[str, Any], preset: Any) -> TrainPlan:
+def _start(
+    index: Index, run: Path, settings: dict[str, Any], preset: Any
+) -> tuple[TrainPlan, IndexTraining]:
     """Take from the index what the run needs, write it into the run folder, and prepare the run."""
     current = index.generation
     model = current.model
@@ -115,12 +123,13 @@ def _start(index: Index, run: Path, settings: dict[str, Any], preset: Any) -> Tr
     record = write_index_run(run, index.uri, current, photos, others=checked.adapter)
     given = {"val_fraction": fraction} | settings
     given |= {"backbone": net.config.backbone, "pooling": net.config.pooling}
+    side = current.header.settings.max_side
+    given = {"val_max_side": max(side, 32) if side else None} | given
     if not checked.adapter:
         given["projection"] = net.config.projection
-        side = current.header.settings.max_side
-        given = ({"val_max_side": max(side, 32)} if side else {}) | given
-    plan = _with_parts(prepare(run / TABLE_FILE, given, preset, photos.images), model, record)
-    return replace(plan, notes=_notes(plan, photos, index.uri))
+    plan = prepare(run / TABLE_FILE, given, preset, photos.images)
+    plan = replace(plan, notes=_notes(plan, photos, index.uri))
+    return plan, IndexTraining(model, record, photos.images)
 
 
 def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
@@ -149,38 +158,34 @@ def _count(photos: int) -> str:
     return "1 photo" if photos == 1 else f"{photos} photos"
 
 
-def _with_parts(plan: TrainPlan, model: Model, record: IndexRun) -> TrainPlan:
-    return replace(plan, parts=plan.parts | {"model": model, "record": record})
-
-
-def _fit(trainer: Trainer) -> tuple[TrainResult, Comparison]:
+def _fit(trainer: Trainer, source: IndexTraining) -> tuple[TrainResult, Comparison]:
     """Train, compare, and make the better model that of the run."""
     result = trainer.fit()
-    run = trainer.run
-    found = read_comparison(run)
+    found = read_comparison(trainer.run)
     if found is None:
-        found = _compare(trainer, result)
-    _keep_better(run, found)
+        found = _compare(trainer, source, result)
+    _keep_better(trainer.run, found)
     return result, found
 
 
-def _compare(trainer: Trainer, result: TrainResult) -> Comparison:
+def _compare(trainer: Trainer, source: IndexTraining, result: TrainResult) -> Comparison:
     """Compare the trained model with that of the index, and write the comparison."""
-    run, plan = trainer.run, trainer.plan
-    old: Model = plan.parts["model"]
-    record: IndexRun = plan.parts["record"]
+    run, plan, old, record = trainer.run, trainer.plan, source.model, source.record
     folder = run / MODEL_FOLDER
     if not plan.config.adapter and old.whitening is not None and result.best_update:
         trainer.view.message("learning the whitening again, for the new network")
         whiten_again(folder, old, record)
-    photos = _photos(run, plan)
+    readable = {*plan.train.ids, *plan.validation.ids}
+    images = source.images
+    photos = images.subset([i for i, photo in enumerate(images.ids) if photo in readable])
     new = load_model(folder, str(old.device)) if result.best_update else old
     layer = run if plan.config.adapter else None
     found = compare_models(record, old, new, photos, layer)
     if not found.better:
         replace(old).save(run / OLD_FOLDER)
     write_comparison_page(run / REPORT_FILE, record, found, photos)
-    found.save(run)  # last: it marks that the comparison and the old model are complete
+    # Last: it marks that the comparison and the old model are complete.
+    write_text(run / COMPARISON_FILE, found.model_dump_json(indent=2) + "\n")
     return found
 
 
@@ -198,8 +203,29 @@ def _keep_better(run: Path, found: Comparison) -> None:
     shutil.rmtree(rejected, ignore_errors=True)
 
 
-def _photos(run: Path, plan: TrainPlan) -> LabelledImages:
-    """The photos of the run that can be read, those of training and of validation."""
-    _, images = read_index_run(run)
-    kept = {*plan.train.ids, *plan.validation.ids}
-    return images.subset([i for i, photo in enumerate(images.ids) if photo in kept])
+def whiten_again(folder: Path, old: Model, record: IndexRun) -> None:
+    """Give the trained network in a folder a whitening with the dimensions of the old one.
+
+    It is a PCA of photos of the index, with the power of the old one if that was a PCA, and also
+    with its shrinkage if there are enough photos; otherwise with the defaults of `listwise whiten`.
+    """
+    assert old.whitening is not None
+    info = old.whitening.info
+    if info.method == "prefix":
+        truncate_model(folder, old.dim)
+        return
+    found = [(path, box) for path, box in record.whitening if Path(path).is_file()]
+    paths, boxes = (tuple(part) for part in zip(*found, strict=True)) if found else ((), ())
+    photos = Images(paths, paths, boxes if any(boxes) else None)
+    same = info.method == "pca"
+    # Without shrinkage, n photos give fewer than n dimensions.
+    enough = len(photos) > old.dim
+    learn_whitening(
+        folder,
+        photos,
+        dim=old.dim,
+        power=info.power if same and info.power is not None else 0.25,
+        shrinkage=(info.shrinkage or 0.0) if same and enough else "ledoit-wolf",
+        max_side=record.settings.max_side or 0,
+        device=str(old.device),
+    )

@@ -1,50 +1,177 @@
-"""Trainers that start from the model of an index: a linear layer, or its whole network."""
+"""Train from the model of an index: a linear layer, or its whole network."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import nn
 
-from listwise import __version__
+from listwise.calibration import fit_calibration
 from listwise.data.labelled import LabelledImages
 from listwise.descriptors import Model
-from listwise.descriptors.whitening import Whitening, WhiteningInfo
+from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
-from listwise.feedback.photos import MarkedPhotos
-from listwise.feedback.ranking import Ranking
-from listwise.feedback.run import (
+from listwise.feedback.comparison import Ranking
+from listwise.feedback.photos import (
     DESCRIPTOR_FILE,
+    LAYER_FILE,
     IndexRun,
-    read_index_run,
+    MarkedPhotos,
     read_tensor,
-    write_layer,
 )
+from listwise.files import write_tensors
 from listwise.models import RetrievalNet
-from listwise.models.calibration import fit_calibration
 from listwise.models.lora import add_lora
-from listwise.models.storage import write_network
+from listwise.models.storage import ModelSettings, WhiteningInfo, write_model
 from listwise.search.entries import Float32
-from listwise.training.adapter import AdapterTrainer, KnownDescriptors
-from listwise.training.plan import TrainPlan
-from listwise.training.run.folder import MODEL_FOLDER
-from listwise.training.run.view import TrainView
+from listwise.training.choices import Sizes
+from listwise.training.parts import (
+    Described,
+    DescriptorBatches,
+    Head,
+    HeadValidator,
+    ModelFolder,
+    PhotoBatches,
+    Session,
+    TrainingParts,
+    Validator,
+    settings_loss,
+)
+from listwise.training.run import Task
 from listwise.training.sampling import Indices
-from listwise.training.trainer import Trainer
 
 
-def make_index_trainer(
-    plan: TrainPlan, run: Any, view: TrainView | None = None, *, resume: bool = False
-) -> Trainer:
-    """Create the trainer of a run from an index; `plan.parts` has its `model` and `record`."""
-    kind = LayerTrainer if plan.config.adapter else NetworkTrainer
-    return kind(plan, run, view, resume=resume)
+@dataclass(frozen=True)
+class IndexTraining:
+    """What a run trains from an index: a linear layer or the network of its model.
+
+    Attributes:
+        model: the model of the index.
+        record: what the run took from the index.
+        images: all photos of the run with their labels, as in `record.ids`.
+    """
+
+    model: Model
+    record: IndexRun
+    images: LabelledImages
+
+    def parts(self, session: Session) -> TrainingParts:
+        """Create the parts of the run."""
+        net = trainable(self.model)
+        # A new model keeps the size of the index.
+        size, config = self.record.settings.max_side or 0, session.plan.config
+        if config.adapter:
+            return self._layer_parts(session, net, size)
+        net = deepcopy(net).requires_grad_(True).train()
+        if config.lora:
+            add_lora(net, config.lora, config.lora_alpha)
+        net.to(session.device)
+        return TrainingParts(
+            net,
+            net,
+            settings_loss(session, net.dim),
+            MarkedBatches(session, net, self.record),
+            Validator(session, net),
+            ModelFolder(session, net, Sizes(size)),
+        )
+
+    def _layer_parts(self, session: Session, net: RetrievalNet, size: int) -> TrainingParts:
+        """Create a linear layer on the descriptors that an index has stored.
+
+        The descriptors have the whitening of the model, so the layer follows it: the product of the
+        two is the whitening of the new model. Its network does not change.
+        """
+        rows = read_tensor(session.run, DESCRIPTOR_FILE, "descriptors")
+        place = {photo: row for row, photo in enumerate(self.record.ids)}
+
+        def known(images: LabelledImages) -> Described:
+            chosen = [place[photo] for photo in images.ids]
+            return Described(list(range(len(images))), rows[chosen])
+
+        head = Head(self.model.dim).to(session.device)
+        train, validation = session.plan.train, session.plan.validation
+        validator = LayerValidator(session, head, partial(known, validation))
+        validator.ranked, validator.labels = rows, self.images.labels
+        validator.places = [place[photo] for photo in validation.ids]
+        model = LayerFolder(session, net, Sizes(size), self.model, head)
+        model.data = self.record.index
+        return TrainingParts(
+            head,
+            head,
+            settings_loss(session, self.model.dim),
+            DescriptorBatches(MarkedBatches(session, net, self.record), partial(known, train)),
+            validator,
+            model,
+        )
+
+
+class MarkedBatches(PhotoBatches):
+    """Batches in which a query is together with the photos that were marked for it."""
+
+    def __init__(self, session: Session, net: RetrievalNet, record: IndexRun) -> None:
+        super().__init__(session, net)
+        self.record = record
+
+    def draw_whole(self, labels: Indices, update: int) -> Indices:
+        """Return the positions of the photos of a whole batch, from the labels of all photos."""
+        batch = super().draw_whole(labels, update)
+        if len(batch) == len(labels):  # it has all photos
+            return batch
+        return keep_together(batch, labels, self._together, self.session.plan.config.batch_size)
+
+    @cached_property
+    def _together(self) -> dict[int, list[int]]:
+        return marked_together(self.images, self.record.queries)
+
+
+class LayerValidator(HeadValidator):
+    """Validates a layer by ranking each validation photo among all photos of the run."""
+
+    ranked: Float32
+    labels: Indices
+    places: list[int]
+
+    def measure(self, found: Described) -> float:
+        """Return the mAP of the validation photos."""
+        ranking = Ranking.of(self.ranked, self.labels, layer_of(self.head))
+        return float(np.nanmean([ranking.ap(row) for row in self.places]))
+
+
+class LayerFolder(ModelFolder):
+    """The folder of a model of which a linear layer is trained."""
+
+    def __init__(
+        self, session: Session, net: RetrievalNet, sizes: Sizes, model: Model, head: Head
+    ) -> None:
+        super().__init__(session, net, sizes)
+        self.model, self.head = model, head
+
+    def writer(self, found: Described, value: float) -> Task:
+        """Return a function that writes the layer as it is now, and the model with it."""
+        layer, provenance = layer_of(self.head), self.provenance(value)
+        labels, photos = self.session.plan.validation.labels[found.kept], self.session.plan.train
+        settings = self.model.tuned or ModelSettings(source=self.source)
+        settings = settings.model_copy(update={"max_side": self.sizes.start})
+
+        def write() -> None:
+            write_tensors(self.session.run / LAYER_FILE, {"layer": layer})
+            model = replace(with_layer(self.model, layer, len(photos)), tuned=settings)
+            with suppress(InputError):
+                fitted = fit_calibration(found.descriptors, labels, self.source)
+                model = replace(model, calibration=fitted)
+            content = model.content()
+            config = content.info.network.model_copy(update={"provenance": provenance})
+            write_model(self.folder, content.with_info(network=config))
+
+        return write
+
+
+def layer_of(head: Head) -> Float32:
+    """Return a copy of the layer [C, C] of a head."""
+    found: Float32 = head.layer.weight.detach().cpu().numpy().copy()
+    return found
 
 
 def keep_together(
@@ -82,133 +209,6 @@ def marked_together(
         for each in queries
         if each.query in place
     }
-
-
-class _OfIndex(Trainer):
-    """Draws batches in which a query is together with the photos that were marked for it."""
-
-    @property
-    def record(self) -> IndexRun:
-        """What the run took from the index."""
-        found: IndexRun = self.plan.parts["record"]
-        return found
-
-    @property
-    def model(self) -> Model:
-        """The model of the index."""
-        found: Model = self.plan.parts["model"]
-        return found
-
-    def _start_projection(self) -> None:
-        """Do nothing: the projection is that of the model of the index."""
-
-    def _draw_batch(self, labels: Indices, update: int) -> Indices:
-        batch = super()._draw_batch(labels, update)
-        if len(batch) == len(labels):  # it has all photos
-            return batch
-        return keep_together(batch, labels, self._together, self.plan.config.batch_size)
-
-    @cached_property
-    def _together(self) -> dict[int, list[int]]:
-        return marked_together(self.plan.train, self.record.queries)
-
-
-class NetworkTrainer(_OfIndex):
-    """Trains the network of the model of an index."""
-
-    def _make_net(self) -> RetrievalNet:
-        net = deepcopy(trainable(self.model)).requires_grad_(True).train()
-        config = self.plan.config
-        if config.lora:
-            add_lora(net, config.lora, config.lora_alpha)
-        return net
-
-
-class LayerTrainer(_OfIndex, AdapterTrainer):
-    """Trains a linear layer on the descriptors that an index has stored.
-
-    The descriptors have the whitening of the model, so the layer follows it: the product of the two
-    is the whitening of the new model. Its network does not change.
-    """
-
-    def _make_net(self) -> RetrievalNet:
-        self._train_photos: KnownDescriptors | None = None
-        self._known_validation: KnownDescriptors | None = None
-        self._ranked: LabelledImages | None = None
-        self._rows = read_tensor(self.run, DESCRIPTOR_FILE, "descriptors")
-        return _Layer(trainable(self.model), self.model.dim)
-
-    def _describe(self, images: LabelledImages, what: str) -> KnownDescriptors:
-        rows = self._rows[self._places(images)]
-        return KnownDescriptors(list(range(len(images))), torch.from_numpy(rows))
-
-    def _places(self, images: LabelledImages) -> list[int]:
-        """The rows of photos among all descriptors of the run."""
-        place = {photo: row for row, photo in enumerate(self.record.ids)}
-        return [place[photo] for photo in images.ids]
-
-    def _validation_map(self, kept: list[int], descriptors: npt.NDArray[np.float32]) -> float:
-        """Return the mAP of the validation photos, each ranked among all photos of the run."""
-        images = read_index_run(self.run)[1] if self._ranked is None else self._ranked
-        self._ranked = images
-        ranking = Ranking.of(self._rows, images.labels, self._layer())
-        return float(np.nanmean([ranking.ap(row) for row in self._places(self.plan.validation)]))
-
-    def _layer(self) -> Float32:
-        assert self.net.projection is not None
-        found: Float32 = self.net.projection.weight.detach().cpu().numpy().copy()
-        return found
-
-    def _save_model(
-        self, value: float, descriptors: npt.NDArray[np.float32], labels: Indices
-    ) -> None:
-        """Save the layer, and the model with it."""
-        layer = self._layer()
-        training: dict[str, Any] = {
-            "data": self.record.index,
-            "settings": self.plan.config.model_dump(),
-            "update": self.progress.update,
-            "validation_map": value,
-            "listwise": __version__,
-        }
-        count, source = len(self.plan.train), f"validation photos of {self.plan.data.resolve()}"
-
-        def write() -> None:
-            write_layer(self.run, layer)
-            model = with_layer(self.model, layer, count)
-            with suppress(InputError):
-                fitted = fit_calibration(descriptors, labels, model.fingerprint, source)
-                model = replace(model, calibration=fitted)
-            self._write_model(model, training)
-
-        self._writer.submit_model(write)
-
-    def _write_model(self, model: Model, training: dict[str, Any]) -> None:
-        folder, net = self.run / MODEL_FOLDER, trainable(model)
-        assert model.whitening is not None
-        # The config of the network comes last, because it marks a complete model.
-        model.whitening.save(folder, net.fingerprint())
-        if model.calibration is not None:
-            model.calibration.save(folder)
-        if model.tuned is not None:
-            model.tuned.save(folder)
-        provenance = {**net.config.provenance, "training": training}
-        config = net.config.model_copy(update={"provenance": provenance})
-        write_network(folder, config, net.plain_state())
-
-
-class _Layer(RetrievalNet):
-    """Stands for a network of which only a linear layer after its descriptors [n, C] is trained."""
-
-    def __init__(self, net: RetrievalNet, dim: int) -> None:
-        nn.Module.__init__(self)
-        self.config, self.dim = net.config, dim
-        self.pooling = nn.Identity()
-        self.projection = nn.Linear(dim, dim)
-        nn.init.eye_(self.projection.weight)
-        nn.init.zeros_(self.projection.bias)
-        self.projection.bias.requires_grad_(False)
-        self._register_preprocessing()
 
 
 def with_layer(model: Model, layer: Float32, learned_from: int) -> Model:

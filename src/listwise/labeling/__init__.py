@@ -5,7 +5,6 @@ OpenCV is imported when photos are matched.
 """
 
 from listwise.labeling.label import label
-from listwise.labeling.result import ClassMerge, LabelledPhoto, Labels, PhotoGroup
-from listwise.labeling.settings import LabelSettings
+from listwise.labeling.result import ClassMerge, LabelledPhoto, Labels, LabelSettings, PhotoGroup
 
 __all__ = ["ClassMerge", "LabelSettings", "LabelledPhoto", "Labels", "PhotoGroup", "label"]

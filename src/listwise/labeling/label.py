@@ -1,40 +1,26 @@
 """Find the labels of photos by matching them: `label`."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from listwise.data import Images, LabelledImages
 from listwise.data.catalog.dataset import labelled_of, photos_of
 from listwise.data.images import printable
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors import Model, load_model
-from listwise.descriptors.parts import lock_folder, photos_key
+from listwise.descriptors.extract import lock_folder, photos_key
 from listwise.errors import InputError
 from listwise.files import write_text
-from listwise.labeling.comparisons import forget_photos
-from listwise.labeling.outputs import write_labels, write_table
-from listwise.labeling.page import write_page
-from listwise.labeling.result import FEW_PHOTOS, Labels
-from listwise.labeling.rounds import few_classes, match_photos
-from listwise.labeling.select import choose_labels
-from listwise.labeling.settings import LabelSettings
-from listwise.labeling.workers import Workers
+from listwise.labeling.result import FEW_PHOTOS, Labels, LabelSettings, Progress
 from listwise.machine import Machine
 from listwise.models.backbone import choose_backbone
-from listwise.progress import stages_shown
-
-Progress = Callable[[str, int, int], object]
-"""A function of a stage, the number of steps done, and their total number."""
+from listwise.progress import stage_bars
 
 UNLABELLED_PARTNERS = 10  # similar photos: more of them find few matches, and join wrong groups
 _VERSION = 1  # raised when the files of an interrupted run can no longer be used
@@ -64,18 +50,20 @@ def label(
     most similar descriptors, and every group becomes a class. An interrupted run resumes.
 
     Args:
-        photos: a folder, a table or a list of photos, the name of a data set, or `Images`.
-        out: table of labels to write, `.csv`. A page (`.html`), a table with a row for every photo
-            (`.photos.csv`) and a summary (`.json`) are written next to it.
-        labels: whether to use the labels of the photos; by default if they have any.
-        model: model that chooses which photos are compared: a `Model`, its folder, or the name of
-            a timm backbone. Without labels, a pretrained backbone is used by default.
+        photos: folder of class folders, folder of photos, .csv or .parquet table, .txt list, name
+            of a data set, or `Images`.
+        out: table of labels to write (.csv). A page (.html), a table of all photos (.photos.csv)
+            and a summary (.json) are written next to it.
+        labels: use the labels of the photos, or group the photos without labels; by default the
+            labels are used if there are any.
+        model: model folder or timm backbone that finds similar photos to compare; by default none
+            with labels, else a pretrained backbone.
         split: examine only the photos of this split; the others keep their labels.
-        keep_work: keep the local features and matches, so that the next run with other thresholds
+        keep_work: keep the features and matches in OUT.partial, so that a run with other thresholds
             takes seconds.
         command: command to show on the page.
-        workers: number of processes; one per core by default, 0 uses this process.
-        device: device of the model: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        workers: number of processes; by default one per CPU core.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         on_progress: called with a stage, the number of steps done and in total; by default a
             terminal shows progress bars.
         on_note: called with sentences for the user.
@@ -91,16 +79,28 @@ def label(
         3681
         >>> listwise.train("labels.csv")                        # doctest: +SKIP
     """
-    import_module("listwise.local.compact")  # reports a missing extra before processes start
+    # They need OpenCV; a missing extra is reported before anything else.
+    from listwise.labeling.candidates import few_classes
+    from listwise.labeling.comparisons import forget_photos
+    from listwise.labeling.outputs import write_label_page, write_labels, write_table
+    from listwise.labeling.rounds import match_photos
+    from listwise.labeling.select import choose_labels
+    from listwise.local.workers import Workers
+
     chosen = _settings(settings)
     out = _checked(Path(out), photos)
     images, others = _read(photos, labels, split, on_note)
     if "partners" not in settings and not isinstance(images, LabelledImages):
         chosen = replace(chosen, partners=UNLABELLED_PARTNERS)
     if chosen.merge and model is None and isinstance(images, LabelledImages):
-        _check_merge(images, chosen)
+        classes = int((images.class_sizes() >= chosen.min_photos).sum())
+        if not few_classes(classes, len(images)):
+            raise InputError(
+                f"{classes} classes are too many to compare all of them with each other: give "
+                "`model`, which finds similar classes, or leave out `merge`"
+            )
     network = _load(model, device, isinstance(images, LabelledImages), on_note)
-    shown = nullcontext(on_progress) if on_progress else stages_shown()
+    shown = nullcontext(on_progress) if on_progress else stage_bars()
     work = out.with_name(f"{out.name}.partial")
     with lock_folder(work, f"another process is writing {out}"), shown as advance:
         forget_photos()
@@ -110,7 +110,7 @@ def label(
         found = choose_labels(images, matches, chosen, out)
         write_labels(found, others)
         write_table(found)
-        write_page(found, matches, command, partial(advance, "writing the page"))
+        write_label_page(found, matches, command, partial(advance, "writing the page"))
         if not keep_work:
             shutil.rmtree(work)
     forget_photos()
@@ -135,8 +135,7 @@ def _checked(out: Path, source: str | Path | Images) -> Path:
     if not out.parent.is_dir():
         raise InputError(f"cannot write {out}: the folder {out.parent} does not exist")
     if not isinstance(source, Images) and os.path.isfile(source):
-        for suffix in (".csv", ".photos.csv", ".json", ".html"):
-            file = out if suffix == ".csv" else out.with_suffix(suffix)
+        for file in (out, *map(out.with_suffix, (".photos.csv", ".json", ".html"))):
             if file.exists() and file.samefile(source):
                 raise InputError(
                     f"cannot write {file}: the photos are read from it; give another `out`"
@@ -194,16 +193,6 @@ def _with_labels(
     return found
 
 
-def _check_merge(images: LabelledImages, settings: LabelSettings) -> None:
-    sizes = np.bincount(images.labels)
-    classes = int((sizes >= settings.min_photos).sum())
-    if not few_classes(classes, len(images)):
-        raise InputError(
-            f"{classes} classes are too many to compare all of them with each other: give `model`, "
-            "which finds similar classes, or leave out `merge`"
-        )
-
-
 def _advice(found: Labels) -> str:
     """Return what to change after a run that kept no photo."""
     reasons = found.summary()["reasons"]
@@ -220,37 +209,33 @@ def _prepare(
     work: Path, images: Images, settings: LabelSettings, on_note: Callable[[str], object]
 ) -> None:
     """Mark the folder of intermediate files with its photos, and empty it if it has others."""
-    plain = replace(images, attributes=None)
-    key = photos_key(f"label {_VERSION} {settings.features} {_file_versions(images)}", plain)
+    versions = [_file_version(path) for path in images.paths]
+    key = photos_key(f"label {_VERSION} {settings.features} {versions}", images)
     name = work / _KEY
-    if name.exists() and name.read_text(encoding="utf-8") != key:
+    if not name.exists():
+        if any(work.glob("*.sqlite")):
+            raise InputError(f"{work} contains other files: move them, or give another name")
+    elif name.read_text(encoding="utf-8") == key:
+        on_note(f"resuming with the features and matches in {work}")
+        return
+    else:
         on_note(
             f"{work} is from other photos, older versions of them or another number of "
             "features: discarding it"
         )
         for file in work.glob("*.*"):
-            if file.name.startswith(("features-", "descriptors-", "matches")):
+            if file.name.startswith(("features.", "descriptors-", "matches.")):
                 file.unlink() if file.is_file() else shutil.rmtree(file)
-        name.unlink()
-    elif name.exists():
-        on_note(f"resuming with the features and matches in {work}")
-    if not name.exists():
-        if any(work.glob("*.bin")):
-            raise InputError(f"{work} contains other files: move them, or give another name")
-        write_text(name, key)
+    write_text(name, key)
 
 
-def _file_versions(images: Images) -> str:
-    """Return a hash of the sizes and times of the files, which changes when a photo changes."""
-    digest = hashlib.sha256()
-    for path in images.paths:
-        try:
-            found = os.stat(path)
-        except OSError:
-            digest.update(b"none ")
-        else:
-            digest.update(f"{found.st_size} {found.st_mtime_ns} ".encode())
-    return digest.hexdigest()
+def _file_version(path: str) -> str:
+    """Return the size and time of a file, which change when a photo changes."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _load(

@@ -1,11 +1,12 @@
 """Choose the label of each photo from the groups of photos that match."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from listwise.data import Images, LabelledImages
+from listwise.labeling.candidates import Numbers
 from listwise.labeling.result import (
     FEW_PHOTOS,
     NO_MATCH,
@@ -14,20 +15,20 @@ from listwise.labeling.result import (
     ClassMerge,
     LabelledPhoto,
     Labels,
+    LabelSettings,
     PhotoGroup,
     short_names,
 )
-from listwise.labeling.rounds import PhotoMatches, hubs
-from listwise.labeling.settings import LabelSettings
+from listwise.labeling.rounds import PhotoMatches, class_groups
 
 
 def choose_labels(
     images: Images, matches: PhotoMatches, settings: LabelSettings, out: Path
 ) -> Labels:
     """Keep the largest group of each class, or all groups, and merge classes by choice."""
-    labelled = isinstance(images, LabelledImages)
-    groups = _groups(images, matches, settings)
-    merges = _merges(matches, groups, settings) if labelled else []
+    given = images.class_names if isinstance(images, LabelledImages) else ("",)
+    groups = _groups(images, given, matches, settings)
+    merges = _merges(matches, groups, settings)
     if settings.merge:
         names = _merged_names(merges)
         groups = [group._replace(label=names.get(group.label, group.label)) for group in groups]
@@ -35,7 +36,7 @@ def choose_labels(
     errors = matches.store.errors()
     return Labels(
         images=images,
-        photos=tuple(_photos(images, matches, groups, errors, settings)),
+        photos=tuple(_photos(given, matches, groups, errors, settings)),
         groups=tuple(groups),
         merges=tuple(merges),
         copies=matches.copies,
@@ -43,47 +44,37 @@ def choose_labels(
         settings=settings,
         file=out,
         compared=len(matches.record),
-        labelled=labelled,
-        splits=images.splits if isinstance(images, LabelledImages) else None,
     )
 
 
-def _groups(images: Images, matches: PhotoMatches, settings: LabelSettings) -> list[PhotoGroup]:
+def _groups(
+    images: Images, given: Sequence[str], matches: PhotoMatches, settings: LabelSettings
+) -> list[PhotoGroup]:
     """Number and name the groups of two or more photos, by class and size."""
-    by_class: dict[int, list[list[int]]] = {}
-    for photos in hubs(matches, settings).values():
-        by_class.setdefault(int(matches.labels[photos[0]]), []).append(photos)
-    labelled = isinstance(images, LabelledImages)
-    given = images.class_names if isinstance(images, LabelledImages) else ("",)
-    unused = _unused_names(set(given))
-    names = short_names(images.ids)
-    found = []
-    for kind in sorted(by_class):
-        ordered = sorted(by_class[kind], key=lambda photos: (-len(photos), min(photos)))
-        for number, photos in enumerate(ordered, 1):
-            large = len(photos) >= settings.min_photos
-            name = ""
-            if labelled and large and number == 1:
-                name = given[kind]
-            elif labelled and large and settings.all_groups:
-                name = unused(f"{given[kind]}/{number}")
-            elif not labelled and large:
-                name = unused(str(PurePosixPath(names[photos[0]]).with_suffix("")))
-            found.append(PhotoGroup(given[kind], number, tuple(photos), name))
-    return found
+    used, names = set(given), short_names(images.ids)
 
-
-def _unused_names(used: set[str]) -> Callable[[str], str]:
-    """Return a function that adds a number to names that exist already."""
-
-    def name(wanted: str) -> str:
+    def unused(wanted: str) -> str:
+        """Return a name that no class has yet, if necessary with a number."""
         found, number = wanted, 2
         while found in used:
             found, number = f"{wanted}-{number}", number + 1
         used.add(found)
         return found
 
-    return name
+    found = []
+    for kind, groups in class_groups(matches, settings).items():
+        for number, photos in enumerate(groups, 1):
+            name = ""
+            if len(photos) < settings.min_photos:
+                pass
+            elif not isinstance(images, LabelledImages):
+                name = unused(str(PurePosixPath(names[photos[0]]).with_suffix("")))
+            elif number == 1:
+                name = given[kind]
+            elif settings.all_groups:
+                name = unused(f"{given[kind]}/{number}")
+            found.append(PhotoGroup(given[kind], number, tuple(photos), name))
+    return found
 
 
 def _merges(
@@ -125,69 +116,53 @@ def _merges(
 
 def _merged_names(merges: list[ClassMerge]) -> dict[str, str]:
     """Return the new name of each class that is merged: the name of the first class."""
-    above: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while name in above:
-            name = above[name]
-        return name
-
+    names: dict[str, str] = {}
     for merge in merges:
-        one, two = root(merge.one), root(merge.two)
-        if one != two:
-            above[two] = one
-    return {name: root(name) for name in above}
+        one, two = (names.get(name, name) for name in (merge.one, merge.two))
+        names |= {name: one for name, now in [*names.items(), (two, two)] if now == two}
+    return names
 
 
 def _photos(
-    images: Images,
+    given: Sequence[str],
     matches: PhotoMatches,
     groups: list[PhotoGroup],
     errors: dict[int, str],
     settings: LabelSettings,
-) -> list[LabelledPhoto]:
+) -> Iterator[LabelledPhoto]:
+    """Tell what happened to each photo."""
     group_of = {photo: group for group in groups for photo in group.photos}
     original = {copy: numbers[0] for numbers in matches.copies for copy in numbers[1:]}
     links, _ = matches.links(settings.inliers)
-    number = np.bincount(links.ravel(), minlength=len(images))
+    number = np.bincount(links.ravel(), minlength=len(matches.labels)).tolist()
     partner, most = _best_partners(matches)
-    found = []
-    for photo in range(len(images)):
+    for photo, kind in enumerate(matches.labels.tolist()):
         group = group_of.get(photo)
-        given = ""
-        if isinstance(images, LabelledImages):
-            given = images.class_names[images.labels[photo]]
         reason = ""
         if photo in errors:
             reason = UNREADABLE
         elif group is None:
             reason = NO_MATCH
         elif not group.label:
-            few = len(group.photos) < settings.min_photos
-            reason = FEW_PHOTOS if few else SMALLER_GROUP
-        found.append(
-            LabelledPhoto(
-                given,
-                group.label if group else "",
-                reason,
-                group.number if group else 0,
-                int(number[photo]),
-                int(partner[photo]),
-                int(most[photo]),
-                original.get(photo, -1),
-            )
+            reason = FEW_PHOTOS if len(group.photos) < settings.min_photos else SMALLER_GROUP
+        yield LabelledPhoto(
+            given[kind],
+            group.label if group else "",
+            reason,
+            group.number if group else 0,
+            number[photo],
+            int(partner[photo]),
+            int(most[photo]),
+            original.get(photo, -1),
         )
-    return found
 
 
-def _best_partners(matches: PhotoMatches) -> tuple[np.ndarray, np.ndarray]:
+def _best_partners(matches: PhotoMatches) -> tuple[Numbers, Numbers]:
     """Return the partner of each photo with most inliers, and their number: both [N]."""
     pairs, inliers = matches.links(1)
     partner = np.full(len(matches.labels), -1, np.int64)
     most = np.zeros(len(matches.labels), np.int64)
+    pairs, inliers = np.concatenate([pairs, pairs[:, ::-1]]), np.tile(inliers, 2)
     order = np.argsort(inliers, kind="stable")  # the last one written to a place stays
-    for one, two in ((0, 1), (1, 0)):
-        rows = order[inliers[order] >= most[pairs[order, one]]]
-        partner[pairs[rows, one]] = pairs[rows, two]
-        most[pairs[rows, one]] = inliers[rows]
+    partner[pairs[order, 0]], most[pairs[order, 0]] = pairs[order, 1], inliers[order]
     return partner, most

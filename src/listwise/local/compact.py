@@ -103,6 +103,11 @@ def decode_features(content: bytes) -> Features:
     )
 
 
+def feature_count(content: bytes) -> int:
+    """Return the number of features that `encode_features` encoded."""
+    return int(_HEADER.unpack_from(content)[1])
+
+
 def nearest_decoded(one: Features, two: Features) -> Pairs:
     """Return the features of two photos that may match, both from `decode_features`: [m, 2]."""
     return nearest_pairs(one.descriptors, two.descriptors, _MAX_RATIO)

@@ -1,28 +1,26 @@
 """Extract the local features of photos into a file, on all cores; an interrupted run resumes."""
 
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from typing import Protocol
 
 from listwise.data import ImageError, Images, PhotoFile
-from listwise.data.workers import explain_lost_workers, start_worker, worker_context
-from listwise.descriptors.parts import Parts
+from listwise.data.workers import explain_lost_workers
+from listwise.descriptors.extract import check_out, none_readable, photos_key
 from listwise.errors import InputError
 from listwise.local.features import COUNT, Features, file_features
-from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, PhotoFeatures
-from listwise.machine import Machine
-from listwise.optional import requires
-
-with requires("local", "local features"):
-    import cv2
-
-PART = 64  # photos per part: what is lost if the process is killed, a few seconds of work
+from listwise.local.storage import (
+    NAME,
+    FeatureFile,
+    FeatureHeader,
+    FeatureWriter,
+    is_feature_file,
+    store_exactly,
+)
+from listwise.local.workers import Workers
 
 
 class Extractor(Protocol):
@@ -45,20 +43,6 @@ class Extractor(Protocol):
 
 Result = tuple[int, int, Features] | str
 """Width, height and features of a photo, or the reason why it cannot be read."""
-
-
-@runtime_checkable
-class BatchExtractor(Extractor, Protocol):
-    """An extractor that can process many photos at a time."""
-
-    @property
-    def prefers_batches(self) -> bool:
-        """Whether that is faster on this machine."""
-
-    def extract_many(
-        self, images: Images, indices: Sequence[int], workers: int | None
-    ) -> Generator[Result, None, None]:
-        """Yield the result of each photo at these positions, in order."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +71,14 @@ def open_extractor(
     """Return the Hessian-affine extractor, or a DELF extractor for a folder of `train_delf`.
 
     Args:
-        delf: folder that `train_delf` wrote; Hessian-affine regions with RootSIFT by default.
-        count: maximum number of features per photo; by default 2000, or 1000 for DELF.
-        device: device of the DELF network: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        delf: folder of deep local features (DELF) that `listwise local train` wrote; by default
+            HesAff-rSIFT is used instead.
+        count: maximum number of local features per photo; by default 2000, or 1000 with `delf`.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
     """
     if delf is None:
         return DEFAULT if count is None else HessianAffine(count)
-    from listwise.local.delf.extractor import DelfExtractor
-    from listwise.local.delf.settings import DelfSettings
+    from listwise.local.delf import DelfExtractor, DelfSettings
 
     settings = DelfSettings() if count is None else DelfSettings(count=count)
     return DelfExtractor(delf, settings, device)
@@ -113,43 +97,38 @@ def extract_features(
 ) -> FeatureFile:
     """Extract the local features of photos into a file; an interrupted run resumes.
 
-    Finished parts stay in `OUT.partial/` until the end, and the next run with the same extractor
+    Finished photos stay in `OUT.partial` until the end, and the next run with the same extractor
     and photos uses them. Photos that cannot be read are left out and listed in
     `header.unreadable` of the file. If a photo has a box, only the box is used.
 
     Args:
         images: photos to process.
-        out: file to write, `.arrow`.
+        out: file to write.
         extractor: what extracts the features.
-        strict: fail at the first photo that cannot be read.
-        workers: number of processes, one per core by default; 0 uses this process. With a GPU
+        strict: stop at the first photo that cannot be read.
+        workers: number of processes; by default one per CPU core, 0 uses this process. With a GPU
             they only decode.
         on_progress: called with the number of photos just processed.
         on_note: called with sentences for the user.
     """
-    parts = Parts(FeatureFile, Path(out), images, PART, extractor.name)
-    with parts.locked():
-        missing = parts.start(strict, on_progress, on_note)
-        indices = [index for part in missing for index in part.photos]
-        with closing(_results(extractor, images, indices, workers)) as results:
-            for part in missing:
-                photos: list[PhotoFeatures] = []
-                errors: list[str] = []
-                for index in part.photos:
-                    result = next(results)
-                    if isinstance(result, str):
-                        if strict:
-                            raise InputError(result)
-                        errors.append(result)
-                    else:
-                        photos.append(PhotoFeatures(images.ids[index], *result))
-                    on_progress(1)
-                header = FeatureHeader(
-                    extractor=extractor.name, dim=extractor.dim, unreadable=tuple(errors)
-                )
-                with FeatureWriter(part.path, header) as writer:
-                    writer.write(photos)
-        return parts.join()
+    out = Path(out)
+    check_out(out, images, NAME, is_feature_file)
+    header = FeatureHeader(extractor=extractor.name, dim=extractor.dim)
+    with FeatureWriter(out, header, photos_key("", images), on_note) as writer:
+        missing = writer.missing(len(images), strict)
+        on_progress(len(images) - len(missing))
+        with closing(_results(extractor, images, missing, workers)) as results:
+            for row, result in results:
+                if not isinstance(result, str):
+                    writer.write(row, store_exactly(images.ids[row], *result))
+                elif strict:
+                    raise InputError(result)
+                else:
+                    writer.write(row, result)
+                on_progress(1)
+        if len(errors := writer.errors()) == len(images):
+            raise none_readable(errors)
+    return FeatureFile.open(out)
 
 
 def _result(extractor: Extractor, file: PhotoFile) -> Result:
@@ -162,31 +141,15 @@ def _result(extractor: Extractor, file: PhotoFile) -> Result:
 
 def _results(
     extractor: Extractor, images: Images, indices: Sequence[int], workers: int | None
-) -> Generator[Result, None, None]:
-    """Yield the result of each photo at these positions, in order."""
-    if isinstance(extractor, BatchExtractor) and extractor.prefers_batches:
-        with closing(extractor.extract_many(images, indices, workers)) as results:
-            yield from results
-        return
-    if workers == 0:
-        for index in indices:
-            yield _result(extractor, images.file(index))
-        return
-    count = min(workers or Machine.detect("cpu").cores, max(1, len(indices)))
-    pool = ProcessPoolExecutor(count, mp_context=worker_context(), initializer=_start_worker)
-    try:
-        ahead: deque[Future[Result]] = deque()
-        for index in indices:
-            ahead.append(pool.submit(_result, extractor, images.file(index)))
-            if len(ahead) > PART:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+) -> Generator[tuple[int, Result], None, None]:
+    """Yield the position and the result of each photo at these positions, in any order."""
+    if not isinstance(extractor, HessianAffine):
+        from listwise.local.delf import DelfExtractor
 
-
-def _start_worker() -> None:
-    start_worker()
-    cv2.setNumThreads(1)
-    threadpool_limits(1)
+        if isinstance(extractor, DelfExtractor) and extractor.on_gpu:
+            yield from extractor.extract_many(images, indices, workers)
+            return
+    with Workers(workers) as processes:
+        results = processes.results(partial(_result, extractor), map(images.file, indices))
+        with closing(results):
+            yield from zip(indices, results, strict=True)

@@ -33,17 +33,11 @@ MIN_ROUNDNESS = 0.95  # ratio of the axes of the gradients' second moments
 MAX_STRETCH = 6.0  # ratio of the axes of a region
 
 
-@dataclass(frozen=True, eq=False)
-class Regions:
-    """n regions of a photo, strongest first.
+Regions = tuple[Float32, Float32, Float32]
+"""Points [n, 2] (x, y; the center of the first pixel is 0), scales [n] and shapes [n, 2, 2].
 
-    A region is the ellipse point + scale · shape · unit circle. Shapes: `points` [n, 2] (x, y; the
-    center of the first pixel is 0), `scales` [n], `shapes` [n, 2, 2] with determinant 1.
-    """
-
-    points: Float32
-    scales: Float32
-    shapes: Float32
+A region of a photo is the ellipse point + scale · shape · unit circle; shapes have determinant 1.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,27 +55,25 @@ class _LevelExtrema:
 
 
 def hessian_regions(gray: Float32, count: int, blur: float = CAMERA_BLUR) -> Regions:
-    """Find the `count` strongest Hessian-affine regions of a gray image [H, W], values 0 to 1."""
+    """Find the `count` strongest Hessian-affine regions of a gray image [H, W], values 0 to 1.
+
+    The strongest regions come first.
+    """
     extrema = list(_find_extrema(gray, blur))
-    strength = np.concatenate([found.strength for found in extrema] or [np.zeros(0, np.float32)])
+    levels = [tuple(np.zeros(shape, np.float32) for shape in ((0, 2), (0,), (0, 2, 2), (0,)))]
+    strength = np.concatenate([levels[0][3], *(found.strength for found in extrema)])
     # Fitting the shape removes some regions, so start with twice as many as wanted.
     spare = 2 * count
     floor = np.partition(strength, -spare)[-spare] if len(strength) > spare else 0.0
-    points, scales, shapes, strengths = [], [], [], []
     for found in extrema:
         strong = np.flatnonzero(found.strength >= floor)
         fitted, kept = _fit_shapes(found.image, found.points[strong], found.scales[strong])
-        strong = strong[kept]
-        points.append(found.points[strong] * found.step)
-        scales.append(found.scales[strong] * found.step)
-        shapes.append(fitted)
-        strengths.append(found.strength[strong])
-    if not points:
-        return Regions(*(np.zeros(shape, np.float32) for shape in ((0, 2), (0,), (0, 2, 2))))
-    order = np.argsort(-np.concatenate(strengths), kind="stable")[:count]
-    return Regions(
-        np.concatenate(points)[order], np.concatenate(scales)[order], np.concatenate(shapes)[order]
-    )
+        places, sizes = found.points[strong[kept]], found.scales[strong[kept]]
+        strengths = found.strength[strong[kept]]
+        levels.append((places * found.step, sizes * found.step, fitted, strengths))
+    points, scales, shapes, strength = (np.concatenate(part) for part in zip(*levels, strict=True))
+    order = np.argsort(-strength, kind="stable")[:count]
+    return points[order], scales[order], shapes[order]
 
 
 def _find_extrema(gray: Float32, blur: float) -> Iterator[_LevelExtrema]:

@@ -6,16 +6,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from listwise.blocks import one_thread_products
 from listwise.data import Box, ImageError
 from listwise.local.compact import COUNT as STORED_COUNT
 from listwise.local.compact import decode_features, encode_features, nearest_decoded
@@ -28,7 +28,6 @@ MINIMUM = 7
 """Minimum number of inliers for a match; fewer occur by chance."""
 
 _Key = tuple[str, Box | None, int, int]
-_NO_MATCHES = np.zeros((0, 4), np.float32)
 Result = TypeVar("Result")
 
 
@@ -55,9 +54,9 @@ class RerankedEntry:
     """
 
     position: int
-    inliers: int | None
-    photo: int | None
-    matches: NDArray[np.float32]
+    inliers: int | None = None
+    photo: int | None = None
+    matches: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
 
 
 def rerank_by_inliers(
@@ -91,6 +90,10 @@ class Reranker:
         self._limit = cache_bytes
         self._cache: OrderedDict[_Key, Features] = OrderedDict()
         self._lock = threading.Lock()
+        # Transforms are fitted to few points, in many short calls of NumPy. Two threads that do
+        # this together take turns at the interpreter, and both need twice the time. The others
+        # compute products of descriptors meanwhile.
+        self._fitting = threading.Lock()
         # Its threads outlive a call: one that has run out of time does not wait for them.
         self._pool = ThreadPoolExecutor(workers or Machine.detect("cpu").cores, "verify")
 
@@ -99,6 +102,7 @@ class Reranker:
         # The tasks are not cancelled: a call that waits for them would never return.
         self._pool.shutdown(wait=False)
 
+    @one_thread_products
     def rerank(
         self,
         queries: Sequence[Image.Image],
@@ -123,18 +127,6 @@ class Reranker:
             until: time of `time.monotonic` at which to return what was verified until then.
             finished: stop verifying when this event is set.
         """
-        with _one_blas_thread:
-            return self._rerank(queries, entries, boxes, stored, until, finished)
-
-    def _rerank(
-        self,
-        queries: Sequence[Image.Image],
-        entries: Sequence[PhotoPart],
-        boxes: Sequence[Box | None] | None,
-        stored: Sequence[bytes | None],
-        until: float | None,
-        finished: threading.Event | None,
-    ) -> list[RerankedEntry]:
         parts = [None] * len(queries) if boxes is None else boxes
         stop = _Stop(math.inf if until is None else until, finished or threading.Event())
         only_stored = len(stored) >= len(entries[:TOP]) and all(stored[:TOP])
@@ -167,7 +159,7 @@ class Reranker:
         order = rerank_by_inliers(range(len(verified)), [found.inliers or 0 for found in verified])
         ordered = iter([verified[i] for i in order])
         return [
-            _not_verified(position) if found is None else next(ordered)
+            RerankedEntry(position) if found is None else next(ordered)
             for position, found in enumerate(compared)
         ]
 
@@ -209,7 +201,7 @@ class Reranker:
             features = self.features(entry) if known is None else known
         except ImageError:
             return None
-        best = RerankedEntry(position, 0, None, _NO_MATCHES)
+        best = RerankedEntry(position, 0)
         for number, query in enumerate(queries):
             if stop.reached():
                 return None
@@ -217,45 +209,12 @@ class Reranker:
                 pairs = nearest_pairs(query.descriptors, features.descriptors)
             else:
                 pairs = nearest_decoded(query, features)
-            with _fitting:
+            with self._fitting:
                 found = verify(query, features, pairs)
             if found.inliers > (best.inliers or 0):
                 matches = np.concatenate([found.query_points, found.points], axis=1)
                 best = RerankedEntry(position, found.inliers, number, matches)
         return best
-
-
-class _OneBlasThread:
-    """Makes NumPy compute products in one thread while at least one thread is in its block.
-
-    Photos are compared in several threads. If each product had threads of its own, they would
-    wait for each other.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._limits: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._limits = threadpool_limits(1, "blas")
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._limits.restore_original_limits()
-
-
-_one_blas_thread = _OneBlasThread()
-
-# Transforms are fitted to few points, in many short calls of NumPy. Two threads that do this
-# together take turns at the interpreter, and both need twice the time. The other threads compute
-# products of descriptors meanwhile.
-_fitting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -290,7 +249,3 @@ def _query_features(photo: Image.Image, box: Box | None, count: int) -> Features
     left, top = max(0, round(box[0])), max(0, round(box[1]))
     right, bottom = min(photo.width, round(box[2])), min(photo.height, round(box[3]))
     return hessian_affine(photo.crop((left, top, right, bottom)), count).moved(left, top)
-
-
-def _not_verified(position: int) -> RerankedEntry:
-    return RerankedEntry(position, None, None, _NO_MATCHES)

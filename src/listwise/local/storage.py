@@ -1,213 +1,222 @@
-"""Local features on disk: an Arrow file with one row per photo, memory-mapped, not read whole."""
+"""Local features on disk: an SQLite file with a row for each photo, which is read row by row."""
 
+import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from listwise.checksums import damaged
-from listwise.columns import TableFile, TableHeader, TableKind, TableWriter
 from listwise.errors import InputError
+from listwise.files import FileHeader, publish
 from listwise.local.features import Features
 
+NAME: Final = "file of local features"
+# The features come last: SQLite then reads the other columns without them.
+_COLUMNS: Final = "row, id, width, height, count, look, digest, error"
+_CREATE: Final = (
+    f"CREATE TABLE IF NOT EXISTS photos ({_COLUMNS}, crc, code, PRIMARY KEY (row)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS about (name PRIMARY KEY, value)",
+)
+_COMMIT_EVERY: Final = 64  # photos: what is lost if the process is killed, a few seconds of work
 
-class FeatureHeader(TableHeader):
+
+class FeatureHeader(FileHeader):
     """Header of a file of local features.
 
     `extractor` is the name of the extractor with its settings, `dim` the dimensions of a
-    descriptor.
+    descriptor, and `unreadable` has a message for each photo that could not be read.
     """
 
     extractor: str
     dim: int
+    unreadable: tuple[str, ...] = ()
 
 
-def _read_table(path: Path) -> Any:
-    import pyarrow as pa
+class StoredPhoto(NamedTuple):
+    """What is stored of a photo: its id, the size of the upright whole photo, and its features.
 
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-KIND: Final = TableKind(
-    b"listwise-local",
-    "file of local features",
-    "local features",
-    "listwise local extract",
-    ".arrow",
-    b"ARROW1",
-    "local",
-    FeatureHeader,
-    lambda path: _read_table(path).schema,
-)
-
-
-class PhotoFeatures(NamedTuple):
-    """Row of a photo: its id, the size of the upright whole photo, and its features."""
+    `features` is their number, and `code` holds them. `look` and `digest` describe the appearance
+    and the content of the photo; they are empty where they are not needed.
+    """
 
     id: str
     width: int
     height: int
-    features: Features
+    features: int
+    look: str
+    digest: str
+    code: bytes
 
 
-class FeatureWriter(TableWriter):
+class FeatureWriter:
     """Writes a file of local features; the file appears when the `with` block ends.
 
-    If the block ends with an error, no file is left behind. Descriptors take 8 bits per value.
+    If the block ends early, the photos written so far stay in `PATH.partial`. A writer with the
+    same header and key continues there, another one discards them.
+
+    Args:
+        path: the file to write.
+        header: its header; messages for unreadable photos are added.
+        key: identifies the photos.
+        on_note: called with a sentence if earlier work is used or discarded.
     """
 
-    def __init__(self, path: str | Path, header: FeatureHeader) -> None:
-        pa = KIND.import_pyarrow()
-        self._dim = header.dim
-        schema = pa.schema(
-            [
-                ("id", pa.string()),
-                ("width", pa.int32()),
-                ("height", pa.int32()),
-                ("points", pa.list_(pa.list_(pa.float32(), 2))),
-                ("scales", pa.list_(pa.float32())),
-                ("shapes", pa.list_(pa.list_(pa.float32(), 4))),
-                ("low", pa.float32()),  # a descriptor is low + step · codes
-                ("step", pa.float32()),
-                ("codes", pa.list_(pa.list_(pa.uint8(), header.dim))),
-                ("checksum", pa.uint32()),  # CRC-32 of the rest of the row
-            ]
-        )
-        super().__init__(path, schema, KIND, header)
-
-    def _open(self, file: Any) -> Any:
-        from pyarrow import ipc
-
-        return ipc.new_file(file, self._schema)
-
-    def write(self, photos: Sequence[PhotoFeatures]) -> None:
-        """Add photos as one batch of the file; tens or hundreds at a time are efficient."""
-        import pyarrow as pa
-
-        if not photos:
-            return
-        features = [photo.features for photo in photos]
-        coded = [_encode(each.descriptors) for each in features]
-        for photo in photos:
-            if photo.features.descriptors.shape[1] != self._dim:
-                raise InputError(
-                    f"the descriptors of {photo.id} have {photo.features.descriptors.shape[1]} "
-                    f"dimensions, but {self.path} holds descriptors of {self._dim}"
-                )
-        ids = [photo.id for photo in photos]
-        sizes = np.array([(photo.width, photo.height) for photo in photos], np.int32)
-        self._count(ids, sizes, np.array([len(each.scales) for each in features], np.int64))
-        columns = [
-            pa.array([photo.id for photo in photos]),
-            pa.array([photo.width for photo in photos], pa.int32()),
-            pa.array([photo.height for photo in photos], pa.int32()),
-            _list_column([each.points for each in features], 2),
-            _list_column([each.scales for each in features], None),
-            _list_column([each.shapes.reshape(-1, 4) for each in features], 4),
-            pa.array([low for low, _, _ in coded], pa.float32()),
-            pa.array([step for _, step, _ in coded], pa.float32()),
-            _list_column([codes for _, _, codes in coded], self._dim),
-            pa.array(
-                [
-                    _checksum(photo, size, each.points, each.scales, each.shapes, *code)
-                    for photo, size, each, code in zip(ids, sizes, features, coded, strict=True)
-                ],
-                pa.uint32(),
-            ),
-        ]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-
-    def copy(self, file: "FeatureFile") -> None:
-        """Add all photos of another file without change."""
-        self._count(file.ids, file.sizes, file.counts)
-        for batch in file.table.to_batches():
-            self._writer.write_batch(batch.cast(self._schema))
-
-    def _count(
-        self, ids: Sequence[str], sizes: NDArray[np.int32], counts: NDArray[np.int64]
+    def __init__(
+        self,
+        path: str | Path,
+        header: FeatureHeader,
+        key: str = "",
+        on_note: Callable[[str], object] = lambda note: None,
     ) -> None:
-        self._checksums.add(ids, sizes)
-        before = self._checksums.values or [0]
-        self._checksums.values = [zlib.crc32(counts.data, before[0])]
+        self.path = Path(path)
+        self.header = header
+        self._partial = self.path.with_name(f"{self.path.name}.partial")
+        self._key = f"{header.model_dump_json()} {key}"
+        self._on_note = on_note
+
+    def __enter__(self) -> Self:
+        with writing(self._partial):
+            self._database = sqlite3.connect(self._partial, timeout=0, isolation_level="EXCLUSIVE")
+            try:
+                self._database.execute("PRAGMA locking_mode = EXCLUSIVE")  # until it is closed
+                self._database.execute("BEGIN EXCLUSIVE")
+                self._start(self._database)
+            except sqlite3.Error as error:
+                self._database.close()
+                if "locked" not in str(error):
+                    raise
+                reason = "another process is writing it: wait until it ends, or give another name"
+                raise InputError(f"cannot write {self.path}: {reason}") from error
+        return self
+
+    def _start(self, database: sqlite3.Connection) -> None:
+        """Create the tables; they are emptied unless they are those of an unfinished run."""
+        for statement in _CREATE:
+            database.execute(statement)
+        known = dict(database.execute("SELECT * FROM about")).get("key")
+        if known != self._key:
+            if known:
+                reason = "is from other settings or other photos: discarding it"
+                self._on_note(f"{self._partial} {reason}")
+            database.execute("DELETE FROM photos")
+            database.execute("INSERT OR REPLACE INTO about VALUES ('key', ?)", [self._key])
+        database.commit()
+
+    def missing(self, count: int, strict: bool = False) -> list[int]:
+        """Return the rows below `count` to write; with `strict` also those of unreadable photos."""
+        wanted = "WHERE error = ''" if strict else ""
+        done = {row for (row,) in self._database.execute(f"SELECT row FROM photos {wanted}")}
+        if done:
+            self._on_note(f"resuming: {len(done)} of {count} photos are already done")
+        return [row for row in range(count) if row not in done]
+
+    def write(self, row: int, photo: StoredPhoto | str) -> None:
+        """Store a photo, or the reason why it cannot be read."""
+        error = photo if isinstance(photo, str) else ""
+        *about, code = StoredPhoto("", 0, 0, 0, "", "", b"") if isinstance(photo, str) else photo
+        values = (row, *about, error, zlib.crc32(code), code)
+        marks = ", ".join("?" * len(values))
+        with writing(self.path):
+            self._database.execute(f"INSERT OR REPLACE INTO photos VALUES ({marks})", values)
+            if row % _COMMIT_EVERY == _COMMIT_EVERY - 1:
+                self._database.commit()
+
+    def errors(self) -> tuple[str, ...]:
+        """Return a message for each photo that cannot be read."""
+        found = self._database.execute("SELECT error FROM photos WHERE error != '' ORDER BY row")
+        return tuple(message for (message,) in found)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with closing(self._database) as database, writing(self.path):
+            if kind is None:
+                header = self.header.model_copy(update={"unreadable": self.errors()})
+                text = header.model_dump_json()
+                about = {"header": text, "crc": _summed(text, database)}
+                database.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about.items())
+            database.commit()
+        if kind is None:
+            publish(self._partial, self.path)
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureFile(TableFile[FeatureHeader]):
+class FeatureFile:
     """The local features of N photos on disk; create it with `FeatureFile.open`.
 
-    Several threads may read it. The features of a photo are read when they are used.
+    Several threads may read it. The features of a photo are read when they are used. A process that
+    gets a file opens it once.
     """
 
-    kind = KIND
-
-    table: Any
+    path: Path
+    header: FeatureHeader
+    table: tuple[tuple[Any, ...], ...]  # a row for each photo that can be read, with its place
+    database: sqlite3.Connection
+    lock: Lock
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a file by mapping it into memory."""
+        """Open a file, and check everything in it but the features."""
         path = Path(path)
-        with KIND.reading(path):
-            table = _read_table(path)
-            checksums = KIND.read_checksums(path, table.schema)
-            header = KIND.read_header(path, table.schema)
-            # Lists that end outside of the file would end the process when they are read.
-            table.validate(full=True)
-        if checksums is not None and checksums.rows != len(table):
-            raise damaged(path)
-        return cls(path, header, checksums, table)
+        if not path.is_file():
+            raise InputError(f"no {NAME} at {path}: create one with listwise local extract")
+        with _reading(path):
+            address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+            database = sqlite3.connect(address, uri=True, check_same_thread=False)
+            about = dict(database.execute("SELECT * FROM about"))
+            header = FeatureHeader.parse(str(about.get("header")), path, "extract again")
+            ((pages, size),) = database.execute("SELECT * FROM pragma_page_count, pragma_page_size")
+            whole = pages * size == path.stat().st_size
+            if not whole or about.get("crc") != _summed(about["header"], database):
+                raise sqlite3.DatabaseError("its checksum does not match")
+            table = database.execute(f"SELECT {_COLUMNS} FROM photos ORDER BY row").fetchall()
+        readable = tuple(row for row in table if not row[-1])
+        return cls(path, header, readable, database, Lock())
+
+    def __reduce__(self) -> tuple[Callable[[Path], "FeatureFile"], tuple[Path]]:
+        return _opened, (self.path,)
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return len(self.table)
 
-    def writer(self, path: Path, header: FeatureHeader) -> FeatureWriter:
-        """Return a writer of a file with the same columns."""
-        return FeatureWriter(path, header)
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The N ids, in the order of the rows."""
+        return tuple(row[1] for row in self.table)
 
-    def columns(self, *names: str) -> Any:
-        """Return some columns as an Arrow table."""
-        return self.table.select(list(names))
+    @cached_property
+    def sizes(self) -> NDArray[np.int32]:
+        """Width and height of each photo: int32 [N, 2]."""
+        return np.array([row[2:4] for row in self.table], np.int32).reshape(-1, 2)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of features of each photo: [N]."""
+        return np.array([row[4] for row in self.table], np.int64)
 
     @cached_property
     def positions(self) -> dict[str, int]:
         """The row number of each id."""
         return {name: row for row, name in enumerate(self.ids)}
 
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:
-        """Number of features of each photo: [N]."""
-        import pyarrow.compute as pc
-
-        lengths = [pc.list_value_length(part) for part in self.table.column("scales").chunks]
-        parts = [np.empty(0, np.int64), *(part.to_numpy() for part in lengths)]
-        counts = np.concatenate(parts).astype(np.int64)
-        if self.checksums and self.checksums.values not in ([], [zlib.crc32(counts.data)]):
-            raise damaged(self.path)
-        return counts
+    def code(self, row: int) -> bytes:
+        """Return the encoded features of the photo in a row."""
+        place = self.table[row][0]
+        with _reading(self.path), self.lock:
+            found = self.database.execute("SELECT code, crc FROM photos WHERE row = ?", [place])
+            code, crc = found.fetchone()
+            if zlib.crc32(code) != crc:
+                raise sqlite3.DatabaseError("its checksum does not match")
+        return bytes(code)
 
     def read(self, row: int) -> Features:
         """Return the features of the photo in a row."""
-        low, step = (np.float32(self.table.column(name)[row].as_py()) for name in ("low", "step"))
-        points, scales, shapes, codes = (
-            self._values(name, row) for name in ("points", "scales", "shapes", "codes")
-        )
-        if self.checksums is not None:
-            saved = self.table.column("checksum")[row].as_py()
-            size = self.sizes[row]
-            if saved != _checksum(self.ids[row], size, points, scales, shapes, low, step, codes):
-                raise damaged(self.path)
-        decoded = codes.reshape(-1, self.header.dim) * step + low
-        norms = np.linalg.norm(decoded, axis=1, keepdims=True)
-        return Features(
-            points.reshape(-1, 2),
-            scales,
-            shapes.reshape(-1, 2, 2),
-            decoded / np.maximum(norms, np.float32(1e-12)),
-        )
+        return _decode(self.code(row), int(self.counts[row]), self.header.dim)
 
     def get(self, name: str) -> Features:
         """Return the features of the photo with an id."""
@@ -218,15 +227,6 @@ class FeatureFile(TableFile[FeatureHeader]):
     def __iter__(self) -> Iterator[Features]:
         return (self.read(row) for row in range(len(self)))
 
-    def _values(self, column: str, row: int) -> NDArray[Any]:
-        from pyarrow import types
-
-        values = self.table.column(column)[row].values
-        while types.is_fixed_size_list(values.type):
-            values = values.flatten()
-        array: NDArray[Any] = values.to_numpy()
-        return array
-
     def require(self, extractor: str) -> None:
         """Raise an error unless this extractor made the file, with the same settings."""
         if self.header.extractor != extractor:
@@ -236,37 +236,65 @@ class FeatureFile(TableFile[FeatureHeader]):
             )
 
 
-def _encode(descriptors: NDArray[np.float32]) -> tuple[float, float, NDArray[np.uint8]]:
-    """Quantize descriptors [n, D] to 8 bits: lowest value, step and codes [n, D]."""
+@lru_cache(maxsize=2)
+def _opened(path: Path) -> FeatureFile:
+    """Open the files of queries and database in a worker process."""
+    return FeatureFile.open(path)
+
+
+def is_feature_file(path: Path) -> bool:
+    """Return whether a file is a file of local features."""
+    try:
+        FeatureFile.open(path)
+    except InputError:
+        return False
+    return True
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn every failure to read a file into an `InputError` of one line."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is damaged or not a {NAME} ({error}): copy it again, or extract again"
+        ) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure of SQLite to write, such as that of a full disk, into an `InputError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+
+
+def _summed(header: str, database: sqlite3.Connection) -> int:
+    """Compute the checksum of the header and of all columns but the features."""
+    crc = zlib.crc32(header.encode())
+    for row in database.execute(f"SELECT {_COLUMNS}, crc FROM photos ORDER BY row"):
+        crc = zlib.crc32(repr(row).encode(), crc)
+    return crc
+
+
+def store_exactly(name: str, width: int, height: int, features: Features) -> StoredPhoto:
+    """Encode the features of a photo: 8 bits per value of a descriptor, the rest without loss."""
+    descriptors = features.descriptors
     low = float(descriptors.min(initial=0.0))
     step = max((float(descriptors.max(initial=0.0)) - low) / 255, 1e-9)
-    return low, step, np.rint((descriptors - low) / step).astype(np.uint8)
+    codes = np.rint((descriptors - low) / step).astype(np.uint8)
+    frames = (np.array([low, step]), features.points, features.scales, features.shapes)
+    code = b"".join(np.asarray(part, "<f4").tobytes() for part in frames) + codes.tobytes()
+    return StoredPhoto(name, width, height, len(features), "", "", code)
 
 
-def _checksum(
-    name: str,
-    size: NDArray[np.int32],
-    points: NDArray[np.float32],
-    scales: NDArray[np.float32],
-    shapes: NDArray[np.float32],
-    low: float | np.float32,
-    step: float | np.float32,
-    codes: NDArray[np.uint8],
-) -> int:
-    """Compute the checksum of a photo's row."""
-    checksum = zlib.crc32(name.encode())
-    arrays: list[NDArray[Any]] = [size, points, scales, shapes, codes]
-    for values in (*arrays, np.array([low, step], np.float32)):
-        checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)
-    return checksum
-
-
-def _list_column(arrays: Sequence[NDArray[Any]], width: int | None) -> Any:
-    """Build a column with a list of numbers, or of rows of `width` numbers, for each photo."""
-    import pyarrow as pa
-
-    starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
-    values = pa.array(np.concatenate(arrays).reshape(-1))
-    if width is not None:
-        values = pa.FixedSizeListArray.from_arrays(values, width)
-    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values)
+def _decode(code: bytes, count: int, dim: int) -> Features:
+    """Decode `count` features that `store_exactly` encoded; rows of descriptors have norm 1."""
+    low, step, *_ = values = np.frombuffer(code, "<f4", 2 + 7 * count).astype(np.float32)
+    points, scales, shapes = np.split(values[2:], [2 * count, 3 * count])
+    decoded = np.frombuffer(code, np.uint8, offset=4 * len(values)).reshape(count, dim) * step + low
+    norms = np.linalg.norm(decoded, axis=1, keepdims=True)
+    unit = decoded / np.maximum(norms, np.float32(1e-12))
+    return Features(points.reshape(-1, 2), scales, shapes.reshape(-1, 2, 2), unit)

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.losses import checks
-from listwise.losses.base import PrecisionLoss
-from listwise.losses.histogram import (
-    label_histograms,
-    on_gpu,
-    reference_histograms,
-    score_histograms,
-)
+from listwise.losses.base import BatchLoss
+from listwise.losses.histogram import list_histograms, score_histograms
 from listwise.losses.lists import Lists
 from listwise.losses.precision import expected_precision, quantized_precision, tie_aware_precision
+from listwise.optional import runs_triton
+
+# Of the kernels of `gpu.py`.
+MAX_BINS = 128
 
 Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,7 +38,7 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
         >>> quantized_ap(torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[1, 0, 0]])).item()
         1.0
     """
-    bins = checks.check_bins(bins)
+    bins = checks.check_count("bins", bins, 2)
     relevant = checks.check_scores(scores, relevance)
     histograms = score_histograms(scores, relevant, bins)
     positives = relevant.sum(1)
@@ -47,32 +46,18 @@ def quantized_ap(scores: Tensor, relevance: Tensor, bins: int = 20) -> Tensor:
     return torch.where(positives > 0, precision, torch.nan)
 
 
-class _HistogramLoss(PrecisionLoss):
+class _HistogramLoss(BatchLoss):
     """One minus the mean, over the queries, of an average precision computed from histograms."""
 
     def __init__(self, formula: Formula, bins: int, include_self: bool) -> None:
         super().__init__()
-        self.bins = checks.check_bins(bins)
+        self.bins = checks.check_count("bins", bins, 2)
         self.include_self = include_self
         self._formula = formula
 
-    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:
-        if lists.within_batch:
-            found = label_histograms(
-                lists.descriptors, lists.labels, self.bins, self.include_self, (start, stop)
-            )
-        else:
-            found = reference_histograms(
-                lists.descriptors[start:stop],
-                lists.labels[start:stop],
-                lists.references,
-                lists.reference_labels,
-                self.bins,
-            )
-        return self._formula(found[0], found[1], positives)
-
-    def extra_repr(self) -> str:
-        return f"bins={self.bins}, include_self={self.include_self}"
+    def losses(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:
+        found = list_histograms(lists, start, stop, self.bins, self.include_self)
+        return 1 - self._formula(found[0], found[1], positives)
 
 
 class QuantizedAPLoss(_HistogramLoss):
@@ -103,33 +88,29 @@ class QuantizedAPLoss(_HistogramLoss):
         weights: Tensor | None = None,
         *,
         queries: tuple[int, int] | None = None,
-        references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
+        **references: Tensor | None,
     ) -> Tensor:
-        if references is not None or reference_labels is not None:
-            return super().forward(
-                descriptors,
-                labels,
-                weights,
-                queries=queries,
-                references=references,
-                reference_labels=reference_labels,
-            )
-        checks.check_shapes(descriptors, labels)
-        # The fused loss has no gradient with respect to the weights. torch.compile uses the
-        # operator of the base class, which runs the same kernels.
+        alone = all(given is None for given in references.values())
+        # The fused loss has no gradient with respect to the weights, and cannot be compiled.
         learned = isinstance(weights, Tensor) and weights.requires_grad
-        if learned or torch.compiler.is_compiling() or not on_gpu(descriptors, self.bins):
-            return super().forward(descriptors, labels, weights, queries=queries)
+        usual = alone and not learned and not torch.compiler.is_compiling()
+        if not (usual and isinstance(descriptors, Tensor) and _on_gpu(descriptors, self.bins)):
+            return super().forward(descriptors, labels, weights, queries=queries, **references)
         from listwise.losses import gpu
 
-        checks.check_forward_mode(descriptors)
+        checks.check_shapes(descriptors, labels)
         start, stop = checks.check_queries(queries, len(labels))
         if weights is not None:
             checks.check_weight_shape(weights, len(labels))
         return gpu.quantized_loss(
             descriptors, labels, weights, self.bins, self.include_self, start, stop
         )
+
+
+def _on_gpu(descriptors: Tensor, bins: int) -> bool:
+    """Return whether the kernels of `gpu.py` can compute this case."""
+    suits = descriptors.is_cuda and descriptors.dtype != torch.float64 and bins <= MAX_BINS
+    return suits and runs_triton(descriptors.device)
 
 
 class TieAwareAPLoss(_HistogramLoss):
@@ -161,6 +142,3 @@ class TieAwareAPLoss(_HistogramLoss):
             raise InputError(f"form must be one of {', '.join(forms)}, not {form!r}")
         super().__init__(forms[form], bins, include_self)
         self.form = form
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"{super().extra_repr()}, form={self.form}"

@@ -1,22 +1,45 @@
-"""The base classes of the losses: they check a batch, and a subclass computes its formula."""
+"""The base class of the losses, which checks a batch, and a loss of several lengths."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
+from listwise.errors import InputError
 from listwise.losses.checks import (
     check_batch,
+    check_count,
     check_labels,
     check_positives,
     check_queries,
     check_references,
     query_weights,
 )
-from listwise.losses.lists import Lists
-from listwise.losses.tiles import accumulation_dtype
+from listwise.losses.lists import Lists, accumulation_dtype
 
 
-class BatchLoss(nn.Module):
-    """A loss of a batch in which every image is a query; subclasses define `share`."""
+class LossModule(nn.Module):
+    """A module that is printed with its settings."""
+
+    def extra_repr(self) -> str:
+        """Return the settings, by the names of the constructor."""
+        names = inspect.signature(type(self)).parameters
+        settings = {name: getattr(self, name, None) for name in names}
+        plain = (int, float, str, tuple)
+        return ", ".join(f"{k}={v}" for k, v in settings.items() if isinstance(v, plain))
+
+
+class BatchLoss(LossModule):
+    """The weighted mean of a loss over the queries of a batch; subclasses define `losses`.
+
+    Attributes:
+        include_self: whether an image is a positive in its own list.
+    """
+
+    include_self = False
 
     def forward(
         self,
@@ -44,42 +67,97 @@ class BatchLoss(nn.Module):
         Returns:
             A scalar: Σ w ℓ / Σ w over the queries that have a positive; ℓ is the loss of a query.
         """
-        # Two statements, because PyTorch 2.4 cannot compile a call with unpacked arguments.
-        weights, start, stop = check_inputs(descriptors, labels, weights, queries, references)
-        check_references(descriptors, references, reference_labels)
-        lists = Lists(descriptors, labels, references, reference_labels)
+        lists, weights, start, stop = check_inputs(
+            descriptors, labels, weights, queries, references, reference_labels
+        )
         # Autocast would compute the scores in half precision.
         with torch.autocast(descriptors.device.type, enabled=False):
             return self.share(lists, weights, start, stop)
 
     def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:
         """Compute the share of the queries start to stop, with weights [B]: a scalar."""
-        raise NotImplementedError
-
-
-class PrecisionLoss(BatchLoss):
-    """One minus the weighted mean of an average precision over the queries.
-
-    Attributes:
-        include_self: whether an image is a positive in its own list.
-    """
-
-    include_self = False
-
-    def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
-        positives = lists.positives(self.include_self)
+        positives = self.positives(lists)
         weights = torch.where(positives > 0, weights, 0)
         total = weights.sum()
         check_positives(total.item(), lists.within_batch)
-        precision = self.precision(lists, positives[start:stop].clamp(min=1), start, stop)
-        return (weights[start:stop] * (1 - precision)).sum() / total
+        losses = self.losses(lists, positives[start:stop].clamp(min=1), start, stop)
+        return (weights[start:stop] * losses).sum() / total
 
-    def precision(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:
-        """Compute the average precision of queries start to stop; ignored without a positive.
+    def positives(self, lists: Lists) -> Tensor:
+        """Count the positives of each image of the batch: [B]."""
+        return lists.positives(self.include_self)
+
+    def losses(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:
+        """Compute the losses of the queries start to stop; ignored without a positive.
 
         Shapes: numbers of positives [Q], at least 1 -> [Q].
         """
         raise NotImplementedError
+
+
+class MatryoshkaLoss(LossModule):
+    """The mean of a loss over several lengths of the descriptors (Kusupati et al., NeurIPS 2022).
+
+    For each length m, the first m dimensions of every descriptor are scaled to unit length and
+    passed to the loss. Descriptors of the trained network may be cut to any of these lengths.
+
+    Args:
+        loss: a loss, called as loss(descriptors [B, m], labels [B], ...) -> scalar.
+        dims: the lengths, each at most the number of dimensions of a descriptor.
+
+    Examples:
+        >>> from listwise.losses import QuantizedAPLoss
+        >>> loss = MatryoshkaLoss(QuantizedAPLoss(), dims=[4, 2])
+        >>> loss(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).item()
+        0.0
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], dims: Sequence[int]) -> None:
+        super().__init__()
+        self.loss = loss
+        self.dims = tuple(sorted({check_count("dims", dim, 1) for dim in dims}, reverse=True))
+        if not self.dims:
+            raise InputError("dims is empty: give at least one length")
+
+    def forward(
+        self,
+        descriptors: Tensor,
+        labels: Tensor,
+        *arguments: Any,
+        references: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Compute the mean of the loss over all lengths.
+
+        Args:
+            descriptors: [B, C] unit rows.
+            labels: [B] integers.
+            *arguments: passed to the loss, such as `weights`.
+            references: [N, C] unit rows that are cut like the descriptors.
+            **options: passed to the loss, such as `queries` and `reference_labels`.
+
+        Returns:
+            A scalar.
+        """
+        if descriptors.shape[1] < self.dims[0]:
+            raise InputError(
+                f"descriptors have {descriptors.shape[1]} dimensions, but one of dims is "
+                f"{self.dims[0]}: give lengths of at most {descriptors.shape[1]}"
+            )
+        values = []
+        for dim in self.dims:
+            if references is not None:
+                options["references"] = cut(references, dim)
+            values.append(self.loss(cut(descriptors, dim), labels, *arguments, **options))
+        return torch.stack(values).mean()
+
+
+def cut(descriptors: Tensor, dim: int) -> Tensor:
+    """Return the first dimensions of descriptors as unit rows: [N, C] -> [N, dim]."""
+    if descriptors.shape[1] == dim:
+        return descriptors
+    rows = descriptors[:, :dim].to(accumulation_dtype(descriptors.dtype))
+    return normalize(rows, dim=1).to(descriptors.dtype)
 
 
 def check_inputs(
@@ -87,13 +165,15 @@ def check_inputs(
     labels: Tensor,
     weights: Tensor | None,
     queries: tuple[int, int] | None,
-    references: Tensor | None = None,
-) -> tuple[Tensor, int, int]:
-    """Check a batch; return the weights [B] and the rows (start, stop) of the queries."""
+    references: Tensor | None,
+    reference_labels: Tensor | None,
+) -> tuple[Lists, Tensor, int, int]:
+    """Check a batch; return its lists, the weights [B] and the rows of the queries: start, stop."""
     check_batch(descriptors, labels, 2 if references is None else 1)
     start, stop = check_queries(queries, len(labels))
-    dtype = accumulation_dtype(descriptors.dtype)
-    return query_weights(weights, len(labels), dtype, labels.device), start, stop
+    weights = query_weights(weights, len(labels), descriptors)
+    check_references(descriptors, references, reference_labels)
+    return Lists(descriptors, labels, references, reference_labels), weights, start, stop
 
 
 def class_balanced_weights(labels: Tensor) -> Tensor:

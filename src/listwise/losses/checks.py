@@ -1,22 +1,17 @@
 """Check the input of the losses, with one error message per mistake."""
 
+import math
 from operator import index
 from typing import SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from listwise.errors import InputError
-from listwise.losses.tiles import accumulation_dtype
+from listwise.losses.lists import accumulation_dtype
 
 # Rounding to bfloat16 changes the length by up to 2⁻⁸; missing normalization by far more.
 UNIT_TOLERANCE = 0.01
-
-
-def check_bins(bins: SupportsIndex) -> int:
-    """Check the number of bins, and return it."""
-    return check_count("bins", bins, 2)
 
 
 def check_count(name: str, value: SupportsIndex, least: int, other: str = "") -> int:
@@ -30,12 +25,37 @@ def check_count(name: str, value: SupportsIndex, least: int, other: str = "") ->
     return count
 
 
-def check_labels(labels: Tensor) -> None:
+def check_above_zero(name: str, value: float) -> None:
+    """Check that a number is above zero."""
+    if not value > 0:
+        raise InputError(f"{name} must be above zero, not {value}")
+
+
+def check_range(name: str, value: float, most: float = math.inf) -> None:
+    """Check that a number is at least zero, and at most `most`."""
+    if not 0 <= value <= most:
+        allowed = "at least zero" if most == math.inf else f"from 0 to {most}"
+        raise InputError(f"{name} must be {allowed}, not {value}")
+
+
+def check_integers(name: str, values: Tensor) -> None:
+    """Check that a tensor has integers."""
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise InputError(f"{name} must be integers, not {values.dtype}")
+
+
+def check_labels(labels: Tensor, name: str = "labels") -> None:
     """Check that labels are integers [B]."""
     if not isinstance(labels, Tensor) or labels.dim() != 1:
-        raise InputError(f"labels must be a tensor [B], not {_shape(labels)}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"labels must be integers, one class number per image, not {labels.dtype}")
+        raise InputError(f"{name} must be a tensor [B], not {_shape(labels)}")
+    check_integers(name, labels)
+
+
+def check_label_range(labels: Tensor, count: int) -> None:
+    """Check that labels are from 0 to count - 1."""
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= count:
+        raise InputError(f"labels must be from 0 to {count - 1}, but range from {low} to {high}")
 
 
 def check_batch(descriptors: Tensor, labels: Tensor, least: int = 2) -> None:
@@ -53,23 +73,12 @@ def check_references(
     if references is None or reference_labels is None:
         missing = "references" if references is None else "reference_labels"
         raise InputError(f"give both `references` and `reference_labels`: {missing} is missing")
-    if not isinstance(references, Tensor) or references.dim() != 2:
-        raise InputError(f"references must be a tensor [N, C], not {_shape(references)}")
-    if references.shape[1] != descriptors.shape[1] or references.dtype != descriptors.dtype:
+    check_shapes(references, reference_labels, 1, ("references", "reference_labels"))
+    kinds = [(rows.shape[1], rows.dtype, str(rows.device)) for rows in (references, descriptors)]
+    if kinds[0] != kinds[1]:
         raise InputError(
-            f"references are {_shape(references)} {references.dtype} but descriptors are "
-            f"{_shape(descriptors)} {descriptors.dtype}: give both the same dimension and type"
-        )
-    check_labels(reference_labels)
-    if len(references) != len(reference_labels) or len(references) == 0:
-        raise InputError(
-            f"{len(references)} references but {len(reference_labels)} reference_labels: give one "
-            "label per reference, and at least one reference"
-        )
-    if {references.device, reference_labels.device} != {descriptors.device}:
-        raise InputError(
-            f"descriptors are on {descriptors.device}, references on {references.device} and "
-            f"reference_labels on {reference_labels.device}: move all to {descriptors.device}"
+            f"references are {kinds[0]} but descriptors are {kinds[1]}: give both the same "
+            "dimension and type, on one device"
         )
     check_unit(references, "references")
 
@@ -82,24 +91,31 @@ def check_unit(descriptors: Tensor, name: str = "descriptors") -> None:
     check_lengths((norms - 1).abs().max().item(), name)
 
 
-def check_shapes(descriptors: Tensor, labels: Tensor, least: int = 2) -> None:
+def check_shapes(
+    rows: Tensor,
+    labels: Tensor,
+    least: int = 2,
+    names: tuple[str, str] = ("descriptors", "labels"),
+) -> None:
     """Check shapes and types of a batch, [B, C] and [B], but not its values."""
-    if not isinstance(descriptors, Tensor) or descriptors.dim() != 2:
-        raise InputError(f"descriptors must be a tensor [B, C], not {_shape(descriptors)}")
-    if not descriptors.is_floating_point():
-        raise InputError(f"descriptors must be floating-point, not {descriptors.dtype}")
-    check_labels(labels)
-    if len(labels) != len(descriptors):
+    name, label_name = names
+    if not isinstance(rows, Tensor) or rows.dim() != 2:
+        raise InputError(f"{name} must be a tensor [B, C], not {_shape(rows)}")
+    if not rows.is_floating_point():
+        raise InputError(f"{name} must be floating-point, not {rows.dtype}")
+    check_labels(labels, label_name)
+    if len(labels) != len(rows):
         raise InputError(
-            f"{len(descriptors)} descriptors but {len(labels)} labels: give one label per image"
+            f"{len(rows)} {name} but {len(labels)} {label_name}: give one label per image"
         )
-    if labels.device != descriptors.device:
+    if labels.device != rows.device:
         raise InputError(
-            f"descriptors are on {descriptors.device} but labels on {labels.device}: "
-            f"move the labels to {descriptors.device}"
+            f"{name} are on {rows.device} but {label_name} on {labels.device}: move the labels to "
+            f"{rows.device}"
         )
-    if len(descriptors) < least:
-        raise InputError("a batch needs at least two images: a query and an image to rank")
+    if len(rows) < least:
+        needed = "one image" if least == 1 else "two images, a query and an image to rank"
+        raise InputError(f"{len(rows)} {name}: give at least {needed}")
 
 
 def check_lengths(worst: float, name: str = "descriptors") -> None:
@@ -155,17 +171,6 @@ def check_weights(valid: bool) -> None:
         raise InputError("weights must be finite and not negative")
 
 
-def check_forward_mode(tensor: Tensor) -> None:
-    """Raise an `InputError` if a tensor has a tangent, which the operators would drop."""
-    if torch.compiler.is_compiling():
-        return
-    if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-        raise InputError(
-            "the average precision losses have no forward-mode derivative (torch.func.jvp, dual "
-            "numbers): use backward(), torch.autograd.grad, torch.func.grad or torch.func.vjp"
-        )
-
-
 def check_positives(total: float, within_batch: bool = True) -> None:
     """Raise an `InputError` if the queries that have a positive have no weight in total."""
     if not total > 0 and not within_batch:
@@ -188,15 +193,14 @@ def check_queries(queries: tuple[int, int] | None, size: int) -> tuple[int, int]
     return start, stop
 
 
-def query_weights(
-    weights: Tensor | None, size: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Check the weights and return them; ones by default: [B]."""
+def query_weights(weights: Tensor | None, size: int, like: Tensor) -> Tensor:
+    """Check the weights and return them for descriptors `like`; ones by default: [B]."""
+    dtype = accumulation_dtype(like.dtype)
     if weights is None:
-        return torch.ones(size, dtype=dtype, device=device)
+        return torch.ones(size, dtype=dtype, device=like.device)
     check_weight_shape(weights, size)
     check_weights(bool((weights.isfinite() & (weights >= 0)).all()))
-    return weights.to(device, dtype)
+    return weights.to(like.device, dtype)
 
 
 def _shape(value: object) -> str:

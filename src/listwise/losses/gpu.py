@@ -1,6 +1,6 @@
 """The AP loss in fused kernels on a CUDA GPU: scores stay in registers and never reach memory.
 
-The kernels compute the same as `histogram.py` and, for the loss of the paper, `precision.py`:
+The kernels compute the same as `histogram.py` and `precision.py`:
 
 - *Forward*: tensor cores compute each tile of scores on or above the diagonal, and the kernel adds
   it to the histograms of its rows and of its columns. A small kernel turns the histograms of a
@@ -18,11 +18,10 @@ descriptors has no jumps, so it is computed in half precision and summed in floa
 Results are reproducible: histograms and losses are summed as integers.
 
 **Host.** Up to 4096 images a step takes six launches: three kernels forward; the weights, the
-product and its scaling backward. Everything else is computed once per shape (`_Kernels`).
+product and its scaling backward. Their constants are computed once per shape (`_Kernels`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,63 +38,38 @@ from listwise.losses.checks import (
     check_weights,
 )
 from listwise.losses.kernels import (
-    SHARE_UNIT,
     histogram_kernel,
     precision_kernel,
     prepare_kernel,
     weight_kernel,
 )
-from listwise.losses.launches import Launch, host_buffer
-from listwise.losses.tiles import blocks
+from listwise.losses.lists import blocks
 
 # The largest strip of weights in memory at a time.
 STRIP_ROWS, STRIP_COLUMNS = 2048, 8192
-MAX_BINS = 128
 PREPARE_ROWS, PREPARE_BLOCK = 8, 1024
 PRECISION_ROWS = 32
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """The shape of a tile of scores, and how a multiprocessor of the GPU works on it.
+def tiling(
+    rows: int, columns: int, depth: int, group: int, warps: int, stages: int
+) -> dict[str, int]:
+    """The shape of a tile of scores, as constants of a kernel, and the launch options of Triton.
 
     `depth` is the number of descriptor dimensions read at a time. For histograms, `rows` must
     divide `columns`.
     """
-
-    rows: int
-    columns: int
-    depth: int
-    group: int
-    warps: int
-    stages: int
-
-    def constants(self) -> dict[str, int]:
-        """Return the constants of a kernel."""
-        return {
-            "ROWS": self.rows,
-            "COLUMNS": self.columns,
-            "DEPTH": self.depth,
-            "GROUP": self.group,
-        }
-
-    def options(self) -> dict[str, int]:
-        """Return the launch options for Triton."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+    constants = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "GROUP": group}
+    return constants | {"num_warps": warps, "num_stages": stages}
 
 
 # By whether descriptors are split into high and low parts.
-HISTOGRAM_TILING = {True: Tiling(128, 128, 64, 8, 8, 3), False: Tiling(64, 128, 64, 8, 4, 3)}
-WEIGHT_TILING = {True: Tiling(128, 64, 64, 8, 4, 2), False: Tiling(128, 64, 64, 8, 4, 3)}
+HISTOGRAM_TILING = {True: tiling(128, 128, 64, 8, 8, 3), False: tiling(64, 128, 64, 8, 4, 3)}
+WEIGHT_TILING = {True: tiling(128, 64, 64, 8, 4, 2), False: tiling(128, 64, 64, 8, 4, 3)}
 # Small batches have few tiles: smaller ones keep more of the GPU busy.
-SMALL_BATCH, SMALL_TILING = 2048, Tiling(64, 64, 64, 8, 4, 3)
+SMALL_BATCH, SMALL_TILING = 2048, tiling(64, 64, 64, 8, 4, 3)
 # Descriptors are padded with zeros to a multiple of this number, which every depth divides.
 ALIGNMENT = 64
-
-
-def suits(descriptors: Tensor, bins: int) -> bool:
-    """Return whether the kernels support this case: no float64, and at most `MAX_BINS` bins."""
-    return descriptors.dtype != torch.float64 and bins <= MAX_BINS
 
 
 def quantized_loss(
@@ -110,9 +84,8 @@ def quantized_loss(
     """Compute the share of the queries in 1 − mAP_Q, for checked shapes: a float32 scalar."""
     if weights is not None:
         weights = weights.to(descriptors.device, torch.float32)
-    kernels = _kernels_for(
-        descriptors, labels, weights is not None, bins, include_self, start, stop
-    )
+    kinds = (descriptors.device, descriptors.dtype, labels.dtype, weights is not None)
+    kernels = _cached_kernels(*kinds, *descriptors.shape, bins, include_self, start, stop)
     with _device_of(descriptors):
         loss: Tensor = _QuantizedLoss.apply(descriptors, labels, weights, kernels)
     return loss
@@ -124,15 +97,17 @@ class _QuantizedLoss(torch.autograd.Function):
         ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, kernels: "_Kernels"
     ) -> Tensor:
         if weights is not None:
-            weights = _aligned(weights)
-        findings = host_buffer(descriptors.device)
-        count = 3 * kernels.prepare_programs
-        buffers = kernels.prepare(descriptors, labels, weights, findings.reserve(count))
-        findings.record()
+            weights = weights.contiguous()
+        # The first kernel writes into the memory of the host.
+        count, on_gpu = 3 * kernels.prepare_programs, descriptors.is_cuda
+        findings = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
+        buffers = kernels.prepare(descriptors, labels, weights, findings)
+        event = torch.cuda.current_stream().record_event() if descriptors.is_cuda else None
         kernels.histograms(buffers)
         loss = kernels.precision(buffers, weights)
-        # The kernels run while the host checks the results of the first one.
-        _check(findings.read(count))
+        if event is not None:  # the other kernels run while the host checks
+            event.synchronize()
+        _check(findings.numpy())
         ctx.save_for_backward(buffers.parts, buffers.kinds, buffers.slopes)
         ctx.kernels = kernels
         return loss
@@ -153,37 +128,6 @@ def _check(found: NDArray[np.float32]) -> None:
     check_lengths(float(worst.max()))
     check_weights(not invalid.any())
     check_positives(float(counted.sum()))
-
-
-def label_histograms(
-    descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
-) -> Tensor:
-    """Compute the histograms of the relevant and of all images per query: [2, Q, M], float32."""
-    kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
-    with _device_of(descriptors):
-        buffers = kernels.prepare(descriptors, labels, None)
-        kernels.histograms(buffers)
-    return (
-        buffers.table[:-2]
-        .view(stop - start, 2, bins)
-        .transpose(0, 1)
-        .to(torch.float32, memory_format=torch.contiguous_format)
-        .div_(SHARE_UNIT.value)
-    )
-
-
-def label_histograms_backward(
-    slopes: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
-) -> Tensor:
-    """Compute the gradient of the descriptors [B, C] from the slopes [Q, 2, M + 1]."""
-    bins = slopes.shape[-1] - 1
-    kernels = _kernels_for(descriptors, labels, False, bins, include_self, start, stop)
-    with _device_of(descriptors):
-        buffers = kernels.prepare(descriptors, labels, None)
-        by_gap, peak = buffers.slopes[: kernels.slope_count], buffers.slopes[kernels.slope_count]
-        by_gap.view(-1, len(labels))[:, start:stop] = slopes.flatten(1).T
-        peak.copy_(slopes.abs().amax())
-        return kernels.gradient(buffers.parts, buffers.kinds, buffers.slopes, slopes.new_ones(()))
 
 
 class _Buffers(NamedTuple):
@@ -217,48 +161,38 @@ class _Kernels:
         self.padded = _round_up(dim, ALIGNMENT)
         self.prepare_programs = triton.cdiv(size, PREPARE_ROWS)
         self.slope_count = 2 * (bins + 1) * size
-        self._prepare = Launch(
-            prepare_kernel,
-            {},
-            {
-                "SPLIT": self.exact,
-                "WEIGHTED": weighted,
-                "INCLUDE_SELF": include_self,
-                "BINS": bins,
-                "SLOTS": triton.next_power_of_2(2 * bins),
-                "ROWS": PREPARE_ROWS,
-                "BLOCK": PREPARE_BLOCK,
-            },
-        )
+        self._prepare = {
+            "SPLIT": self.exact,
+            "WEIGHTED": weighted,
+            "INCLUDE_SELF": include_self,
+            "BINS": bins,
+            "SLOTS": triton.next_power_of_2(2 * bins),
+            "ROWS": PREPARE_ROWS,
+            "BLOCK": PREPARE_BLOCK,
+        }
         shared = {"BINS": bins, "INCLUDE_SELF": include_self, "EXACT": self.exact}
         small = self.exact and size <= SMALL_BATCH
-        tiling = SMALL_TILING if small else HISTOGRAM_TILING[self.exact]
-        squares = triton.cdiv(size, tiling.group * tiling.columns)
-        self.histogram_programs = squares**2 * tiling.group**2 * tiling.columns // tiling.rows
-        self._histogram = Launch(histogram_kernel, tiling.options(), shared | tiling.constants())
-        self._precision = Launch(
-            precision_kernel,
-            {},
-            {
-                "WEIGHTED": weighted,
-                "BINS": bins,
-                "SLOTS": triton.next_power_of_2(bins),
-                "ROWS": PRECISION_ROWS,
-                "BLOCK": PREPARE_BLOCK,
-            },
-        )
-        self.tile = tiling = SMALL_TILING if small else WEIGHT_TILING[self.exact]
-        self._weight = Launch(weight_kernel, tiling.options(), shared | tiling.constants())
+        tile = SMALL_TILING if small else HISTOGRAM_TILING[self.exact]
+        rows, columns, group = tile["ROWS"], tile["COLUMNS"], tile["GROUP"]
+        squares = triton.cdiv(size, group * columns)
+        self.histogram_programs = squares**2 * group**2 * columns // rows
+        self._histogram = shared | tile
+        self._precision = {
+            "WEIGHTED": weighted,
+            "BINS": bins,
+            "SLOTS": triton.next_power_of_2(bins),
+            "ROWS": PRECISION_ROWS,
+            "BLOCK": PREPARE_BLOCK,
+        }
+        tile = SMALL_TILING if small else WEIGHT_TILING[self.exact]
+        self.tile_rows, self.tile_columns = tile["ROWS"], tile["COLUMNS"]
+        self._weight = shared | tile
         # Strips consist of whole tiles.
-        self.strip_columns = _round_up(min(size, STRIP_COLUMNS), tiling.columns)
-        self.strip_rows = _round_up(min(size, STRIP_ROWS), tiling.rows)
+        self.strip_columns = _round_up(min(size, STRIP_COLUMNS), self.tile_columns)
+        self.strip_rows = _round_up(min(size, STRIP_ROWS), self.tile_rows)
 
     def prepare(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        found: Tensor | None = None,
+        self, descriptors: Tensor, labels: Tensor, weights: Tensor | None, found: Tensor
     ) -> _Buffers:
         """Allocate the buffers of a batch, and fill its parts and kinds; checks go to `found`."""
         size, dim, queries = self.size, self.dim, self.stop - self.start
@@ -268,41 +202,39 @@ class _Kernels:
             parts = descriptors = torch.nn.functional.pad(descriptors, (0, self.padded - dim))
             dim = self.padded
         else:
-            parts = _aligned(descriptors)
+            parts = descriptors.contiguous()
         kinds = self._empty(torch.int32, 2, size)
         # Each with more numbers at the end, for sums.
         table = self._empty(torch.int64, queries * 2 * self.bins + 2)
         slopes = self._empty(torch.float32, self.slope_count + 2 + self.prepare_programs)
         if queries < size:  # images that are not queries have no slopes
             slopes.zero_()
-        if found is None:
-            found = self._empty(torch.float32, 3 * self.prepare_programs)
         buffers = _Buffers(parts, kinds, table, slopes)
-        given = (_aligned(descriptors) if self.exact else parts, _aligned(labels), weights)
+        given = (descriptors.contiguous() if self.exact else parts, labels.contiguous(), weights)
         numbers = (size, dim, self.padded, self.start, queries)
-        self._prepare(self.prepare_programs, *given, *buffers, found, *numbers)
+        grid = (self.prepare_programs,)
+        prepare_kernel[grid](*given, *buffers, found, *numbers, **self._prepare)
         return buffers
 
     def histograms(self, buffers: _Buffers) -> None:
         """Compute the histograms in the table."""
+        tensors = (buffers.parts, buffers.kinds, buffers.table)
         numbers = (self.size, self.padded, self.start, self.stop)
-        self._histogram(
-            self.histogram_programs, buffers.parts, buffers.kinds, buffers.table, *numbers
-        )
+        histogram_kernel[(self.histogram_programs,)](*tensors, *numbers, **self._histogram)
 
     def precision(self, buffers: _Buffers, weights: Tensor | None) -> Tensor:
         """Compute the loss, a scalar, and the slopes from the table."""
         loss = self._empty(torch.float32)
         queries = self.stop - self.start
         tensors = (buffers.table, buffers.kinds, weights, buffers.slopes, loss)
-        programs = triton.cdiv(queries, PRECISION_ROWS)
         numbers = (self.size, self.start, queries, self.prepare_programs)
-        self._precision(programs, *tensors, *numbers)
+        grid = (triton.cdiv(queries, PRECISION_ROWS),)
+        precision_kernel[grid](*tensors, *numbers, **self._precision)
         return loss
 
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
         """Compute (G + Gᵀ) D times the gradient of the loss, a scalar: [B, C]."""
-        size, dim, tile = self.size, self.dim, self.tile
+        size, dim, tile_rows, tile_columns = self.size, self.dim, self.tile_rows, self.tile_columns
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
         given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
@@ -314,10 +246,12 @@ class _Kernels:
                 for columns in blocks(0, size, self.strip_columns):
                     if not (self._has_query(rows) or self._has_query(columns)):
                         continue
-                    row_tiles = triton.cdiv(rows.stop - rows.start, tile.rows)
-                    column_tiles = triton.cdiv(columns.stop - columns.start, tile.columns)
-                    corner = (rows.start // tile.rows, columns.start // tile.columns)
-                    self._weight(row_tiles * column_tiles, *given, *corner, row_tiles, column_tiles)
+                    row_tiles = triton.cdiv(rows.stop - rows.start, tile_rows)
+                    column_tiles = triton.cdiv(columns.stop - columns.start, tile_columns)
+                    corner = (rows.start // tile_rows, columns.start // tile_columns)
+                    grid = (row_tiles * column_tiles,)
+                    tiles = (*corner, row_tiles, column_tiles)
+                    weight_kernel[grid](*given, *tiles, **self._weight)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
                 if total is not None and total.shape == (size, dim) and self.exact:
@@ -339,26 +273,6 @@ class _Kernels:
 
 
 _cached_kernels = lru_cache(maxsize=64)(_Kernels)
-
-
-def _kernels_for(
-    descriptors: Tensor,
-    labels: Tensor,
-    weighted: bool,
-    bins: int,
-    include_self: bool,
-    start: int,
-    stop: int,
-) -> _Kernels:
-    kinds = (descriptors.device, descriptors.dtype, labels.dtype)
-    return _cached_kernels(*kinds, weighted, *descriptors.shape, bins, include_self, start, stop)
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a contiguous copy that starts at a multiple of 16 bytes."""
-    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _round_up(number: int, unit: int) -> int:

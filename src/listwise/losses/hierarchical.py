@@ -1,18 +1,20 @@
 """HAPPIER: average precision for labels with levels (Ramzi et al., ECCV 2022)."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from listwise.errors import InputError
 from listwise.losses.base import BatchLoss
-from listwise.losses.checks import check_count, check_positives
-from listwise.losses.lists import Lists
-from listwise.losses.pairs import sum_over_pairs
-from listwise.losses.roadmap import RankBound
-from listwise.losses.tiles import accumulation_dtype
+from listwise.losses.checks import (
+    check_above_zero,
+    check_count,
+    check_integers,
+    check_label_range,
+    check_range,
+)
+from listwise.losses.lists import Lists, accumulation_dtype, sum_over_pairs
+from listwise.losses.smooth_ranks import RankBound
 
 
 class HierarchicalAPLoss(BatchLoss):
@@ -65,16 +67,10 @@ class HierarchicalAPLoss(BatchLoss):
         super().__init__()
         if not isinstance(levels, Tensor) or levels.dim() != 2 or 0 in levels.shape:
             raise InputError("levels must be a tensor [K, L] with the groups of each class")
-        if levels.is_floating_point() or levels.is_complex() or levels.dtype == torch.bool:
-            raise InputError(f"levels must be integers, not {levels.dtype}")
-        if not alpha >= 0:
-            raise InputError(f"alpha must be at least zero, not {alpha}")
-        if not 0 <= clustering <= 1:
-            raise InputError(f"clustering must be from 0 to 1, not {clustering}")
-        if not clustering_temperature > 0:
-            raise InputError(
-                f"clustering_temperature must be above zero, not {clustering_temperature}"
-            )
+        check_integers("levels", levels)
+        check_range("alpha", alpha)
+        check_range("clustering", clustering, 1)
+        check_above_zero("clustering_temperature", clustering_temperature)
         # The labels of the data determine them, so a checkpoint does not have them.
         self.register_buffer("levels", levels, persistent=False)
         self.alpha = alpha
@@ -87,27 +83,20 @@ class HierarchicalAPLoss(BatchLoss):
             limit = self.centers.shape[1] ** -0.5
             nn.init.uniform_(self.centers, -limit, limit)
 
-    def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
-        for labels in (lists.labels, lists.reference_labels):
-            low, high = (int(bound) for bound in labels.aminmax())
-            if low < 0 or high >= len(self.levels):
-                raise InputError(
-                    f"labels must be rows of levels, from 0 to {len(self.levels) - 1}, but range "
-                    f"from {low} to {high}"
-                )
+    def positives(self, lists: Lists) -> Tensor:  # noqa: D102
+        check_label_range(lists.labels, len(self.levels))
+        check_label_range(lists.reference_labels, len(self.levels))
         coarsest = self.levels[:, 0]
-        groups = Lists(lists.descriptors, coarsest[lists.labels])
-        if not lists.within_batch:
-            coarse = coarsest[lists.reference_labels]
-            groups = Lists(lists.descriptors, groups.labels, lists.references, coarse)
-        weights = torch.where(groups.positives() > 0, weights, 0)
-        total = weights.sum()
-        check_positives(total.item(), lists.within_batch)
+        references = None if lists.within_batch else lists.references
+        groups = coarsest[lists.labels], references, coarsest[lists.reference_labels]
+        return Lists(lists.descriptors, *groups).positives()
+
+    def losses(self, lists: Lists, positives: Tensor, start: int, stop: int) -> Tensor:  # noqa: D102
         losses = 1 - self._precision(lists, start, stop)
-        if self.centers is not None:
-            cluster = self._cluster(self.centers, lists, start, stop)
-            losses = (1 - self.clustering) * losses + self.clustering * cluster
-        return (weights[start:stop] * losses).sum() / total
+        if self.centers is None:
+            return losses
+        cluster = self._cluster(self.centers, lists, start, stop)
+        return (1 - self.clustering) * losses + self.clustering * cluster
 
     def _precision(self, lists: Lists, start: int, stop: int) -> Tensor:
         """Compute the bound of H-AP of each query; 1 without a relevant image: [Q]."""
@@ -119,7 +108,16 @@ class HierarchicalAPLoss(BatchLoss):
             here = shared == level
             alike = here.sum(1, keepdim=True).clamp(min=1).to(scores.dtype)
             relevance = torch.where(here, (level / count) ** self.alpha / alike, relevance)
-        ratios = partial(self._ratios, shared=shared, relevance=relevance)
+
+        def ratios(gap: Tensor, query: Tensor, image: Tensor) -> Tensor:
+            """Compute H-rank / rank of each pair of a query and a relevant image: [R]."""
+            levels, rel = shared[query], relevance[query, image]
+            fewer = (levels < shared[query, image][:, None]) & (levels >= 0)
+            ahead = (gap > 0) & (levels >= 0)
+            gain = torch.minimum(relevance[query], rel[:, None])
+            rank = 1 + (ahead & ~fewer).sum(1) + torch.where(fewer, self.bound(gap), 0).sum(1)
+            return (rel + torch.where(ahead, gain, 0).sum(1)) / rank
+
         found = sum_over_pairs(ratios, scores, shared > 0)
         total = relevance.sum(1)
         return torch.where(total > 0, found / torch.where(total > 0, total, 1), 1)
@@ -134,18 +132,6 @@ class HierarchicalAPLoss(BatchLoss):
             shared = shared + same
         return lists.without_self(shared, start, stop, -1)
 
-    def _ratios(
-        self, scores: Tensor, query: Tensor, image: Tensor, shared: Tensor, relevance: Tensor
-    ) -> Tensor:
-        """Compute H-rank / rank of each pair of a query and a relevant image: [R]."""
-        gap = scores[query] - scores[query, image][:, None]
-        levels, rel = shared[query], relevance[query, image]
-        fewer = (levels < shared[query, image][:, None]) & (levels >= 0)
-        ahead = (gap > 0) & (levels >= 0)
-        gain = torch.minimum(relevance[query], rel[:, None])
-        rank = 1 + (ahead & ~fewer).sum(1) + torch.where(fewer, self.bound(gap), 0).sum(1)
-        return (rel + torch.where(ahead, gain, 0).sum(1)) / rank
-
     def _cluster(self, centers: Tensor, lists: Lists, start: int, stop: int) -> Tensor:
         """Compute the cross-entropy of the class of each query: [Q]."""
         dtype = accumulation_dtype(lists.descriptors.dtype)
@@ -157,9 +143,3 @@ class HierarchicalAPLoss(BatchLoss):
         cosines = rows @ normalize(centers[:, : rows.shape[1]].to(dtype), dim=1).T
         logits = cosines / self.clustering_temperature
         return cross_entropy(logits, lists.labels[start:stop], reduction="none")
-
-    def extra_repr(self) -> str:  # noqa: D102
-        classes, levels = self.levels.shape
-        return (
-            f"classes={classes}, levels={levels}, alpha={self.alpha}, clustering={self.clustering}"
-        )

@@ -9,78 +9,76 @@ descriptors D and G = dL/dS, the gradient is (G + Gᵀ) D. The score S_ij gives 
 each pair of images is scored once, not twice, in each pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import chain, combinations_with_replacement, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from listwise.imports import call_without_compiler
-from listwise.losses.checks import check_forward_mode
-from listwise.losses.tiles import accumulation_dtype, blocks
-from listwise.optional import runs_triton
+from listwise.losses.lists import Lists, accumulation_dtype, blocks, in_blocks
 
 # The side of a tile of scores. A tile of 1024 × 1024 and its temporaries take about 30 MB, and the
 # matrix product of such tiles already runs at full speed on CPUs and GPUs.
 TILE = 1024
 
 
-def label_histograms(
-    descriptors: Tensor,
-    labels: Tensor,
-    bins: int,
-    include_self: bool = False,
-    queries: tuple[int, int] | None = None,
-) -> Tensor:
-    """Compute the soft histograms of every query: of its relevant images, and of all images.
+def list_histograms(lists: Lists, start: int, stop: int, bins: int, include_self: bool) -> Tensor:
+    """Compute the soft histograms of the queries start to stop: of relevant, and of all images.
 
-    `queries` are the rows (start, stop) that are queries; all rows by default.
-    Shapes: descriptors [B, C] unit rows, labels [B] -> [2, Q, M].
+    Shapes: -> [2, Q, M].
     """
-    check_forward_mode(descriptors)
-    start, stop = queries or (0, len(descriptors))
-    result: Tensor = call_without_compiler(
-        _label_histograms, descriptors, labels, bins, include_self, start, stop
-    )
-    return result
+    if lists.within_batch:
+        settings, rows = (bins, include_self, start, stop), (lists.descriptors, lists.labels)
+        return _apply(_label_histograms, _label_histograms_backward, settings, *rows)
+    dtype = accumulation_dtype(lists.descriptors.dtype)
 
+    def histograms(block: slice) -> Tensor:
+        rows = slice(start + block.start, start + block.stop)
+        scores = products(lists.descriptors[rows].to(dtype), lists.references.to(dtype))
+        return score_histograms(scores, lists.same(rows.start, rows.stop), bins).transpose(0, 1)
 
-def reference_histograms(
-    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
-) -> Tensor:
-    """Compute the soft histograms of queries over references: the relevant ones, and all.
-
-    Shapes: queries [Q, C] and references [N, C] unit rows, labels [Q] and [N] -> [2, Q, M].
-    """
-    check_forward_mode(queries)
-    check_forward_mode(references)
-    result: Tensor = call_without_compiler(
-        _reference_histograms, queries, labels, references, reference_labels, bins
-    )
-    return result
+    return in_blocks(histograms, stop - start, len(lists.references)).transpose(0, 1)
 
 
 def score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     """Compute the soft histograms of scores [Q, N] with relevance [Q, N] (bool): [2, Q, M]."""
-    check_forward_mode(scores)
-    result: Tensor = call_without_compiler(_score_histograms, scores, relevance, bins)
-    return result
+    return _apply(_score_histograms, _score_histograms_backward, (bins,), scores, relevance)
 
 
-# torch.compile does not look into these operators: they get real tensors, and choose tiles and
-# precision themselves.
+def _apply(
+    compute: Callable[..., Tensor],
+    backpropagate: Callable[..., tuple[Tensor | None, ...]],
+    settings: tuple[Any, ...],
+    *tensors: Tensor,
+) -> Tensor:
+    """Compute histograms of tensors; another function computes the gradient of each tensor.
+
+    torch.compile does not look into it: both functions choose tiles and precision themselves.
+    """
+    call: Callable[..., Tensor] = _Histograms.apply
+    if torch.compiler.is_compiling():
+        call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
+    return call(compute, backpropagate, settings, *tensors)
 
 
-@torch.library.custom_op("listwise::label_histograms", mutates_args=())
+class _Histograms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Any, backpropagate: Any, settings: Any, *tensors: Tensor) -> Any:
+        ctx.save_for_backward(*tensors)
+        ctx.backpropagate, ctx.settings = backpropagate, settings
+        return compute(*tensors, *settings)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, None, *ctx.backpropagate(gradient, *ctx.saved_tensors, *ctx.settings)
+
+
 def _label_histograms(
     descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
 ) -> Tensor:
-    if on_gpu(descriptors, bins):
-        from listwise.losses import gpu
-
-        return gpu.label_histograms(descriptors, labels, bins, include_self, start, stop)
     points = descriptors.to(accumulation_dtype(descriptors.dtype))
     # One table for the rows of a tile and one for its columns: both are written in the order of
     # memory.
@@ -93,34 +91,23 @@ def _label_histograms(
         if rows == columns and not include_self:
             above.fill_diagonal_(0)
             below.fill_diagonal_(0)
-        if _inside(rows, start, stop):
-            by_row[rows].scatter_add_(1, cell, above)
-            by_row[rows].scatter_add_(1, cell + 1, below)
-        if rows != columns and _inside(columns, start, stop):
+        by_row[rows].scatter_add_(1, cell, above)
+        by_row[rows].scatter_add_(1, cell + 1, below)
+        if rows != columns:
             by_column[:, columns].scatter_add_(0, cell, above)
             by_column[:, columns].scatter_add_(0, cell + 1, below)
     return _positive_and_all((by_row + by_column.T)[start:stop], bins)
 
 
-@_label_histograms.register_fake
-def _(
-    descriptors: Tensor, labels: Tensor, bins: int, include_self: bool, start: int, stop: int
-) -> Tensor:
-    dtype = accumulation_dtype(descriptors.dtype)
-    return descriptors.new_empty((2, stop - start, bins), dtype=dtype)
-
-
-@torch.library.custom_op("listwise::label_histograms_backward", mutates_args=())
 def _label_histograms_backward(
-    gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
-) -> Tensor:
-    bins = gradient.shape[-1]
-    if on_gpu(descriptors, bins):
-        from listwise.losses import gpu
-
-        return gpu.label_histograms_backward(
-            gap_slopes(gradient), descriptors, labels, include_self, start, stop
-        )
+    gradient: Tensor,
+    descriptors: Tensor,
+    labels: Tensor,
+    bins: int,
+    include_self: bool,
+    start: int,
+    stop: int,
+) -> tuple[Tensor, None]:
     slopes = gradient.new_zeros(len(descriptors), 2 * (2 * bins - 1))
     slopes[start:stop] = _slopes(gradient)
     points = descriptors.to(gradient.dtype)
@@ -129,123 +116,15 @@ def _label_histograms_backward(
     for rows, columns in _tile_pairs(len(points), start, stop):
         position = _bin_position(products(points[rows], points[columns]), bins)
         slot = _slots(position, labels[rows, None] == labels[columns], bins)
-        weight = torch.zeros_like(position)
-        if _inside(rows, start, stop):
-            weight += slopes[rows].gather(1, slot)
-        if _inside(columns, start, stop):
-            weight += slopes_by_column[:, columns].gather(0, slot)
+        weight = slopes[rows].gather(1, slot) + slopes_by_column[:, columns].gather(0, slot)
         if rows == columns and not include_self:
             weight.fill_diagonal_(0)
         result[rows] += products(weight, points[columns].T)
         if rows != columns:
             result[columns] += products(weight.T, points[rows].T)
-    return result.to(descriptors.dtype)
+    return result.to(descriptors.dtype), None
 
 
-@_label_histograms_backward.register_fake
-def _(
-    gradient: Tensor, descriptors: Tensor, labels: Tensor, include_self: bool, start: int, stop: int
-) -> Tensor:
-    return torch.empty_like(descriptors)
-
-
-def _keep_descriptors(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    descriptors, labels, _, include_self, start, stop = inputs
-    ctx.save_for_backward(descriptors, labels)
-    ctx.settings = (include_self, start, stop)  # type: ignore[attr-defined]
-
-
-def _backward_to_descriptors(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
-    descriptors, labels = ctx.saved_tensors
-    result = call_without_compiler(
-        _label_histograms_backward, gradient, descriptors, labels, *ctx.settings
-    )
-    return result, None, None, None, None, None
-
-
-_label_histograms.register_autograd(_backward_to_descriptors, setup_context=_keep_descriptors)
-
-
-# Queries and references are different images, so each score belongs to one query. The kernels of
-# `gpu.py` do not compute this case: a GPU computes these tiles with PyTorch's operators.
-
-
-@torch.library.custom_op("listwise::reference_histograms", mutates_args=())
-def _reference_histograms(
-    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
-) -> Tensor:
-    dtype = accumulation_dtype(queries.dtype)
-    table = queries.new_zeros(len(queries), 2 * (bins + 1), dtype=dtype)
-    for rows, columns in _tiles(len(queries), len(references)):
-        scores = products(queries[rows].to(dtype), references[columns].to(dtype))
-        position = _bin_position(scores, bins)
-        cell, below = _cells(position, labels[rows, None] == reference_labels[columns], bins)
-        table[rows].scatter_add_(1, cell, 1 - below)
-        table[rows].scatter_add_(1, cell + 1, below)
-    return _positive_and_all(table, bins)
-
-
-@_reference_histograms.register_fake
-def _(
-    queries: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor, bins: int
-) -> Tensor:
-    dtype = accumulation_dtype(queries.dtype)
-    return queries.new_empty((2, len(queries), bins), dtype=dtype)
-
-
-@torch.library.custom_op("listwise::reference_histograms_backward", mutates_args=())
-def _reference_histograms_backward(
-    gradient: Tensor,
-    queries: Tensor,
-    labels: Tensor,
-    references: Tensor,
-    reference_labels: Tensor,
-    both: bool,
-) -> tuple[Tensor, Tensor]:
-    bins, dtype = gradient.shape[-1], gradient.dtype
-    slopes = _slopes(gradient)
-    to_queries = torch.zeros_like(queries, dtype=dtype)
-    # An operator returns tensors: an empty one stands for no gradient.
-    to_references = torch.zeros_like(references if both else references[:0], dtype=dtype)
-    for rows, columns in _tiles(len(queries), len(references)):
-        left, right = queries[rows].to(dtype), references[columns].to(dtype)
-        position = _bin_position(products(left, right), bins)
-        slot = _slots(position, labels[rows, None] == reference_labels[columns], bins)
-        weight = slopes[rows].gather(1, slot)
-        to_queries[rows] += products(weight, right.T)
-        if both:
-            to_references[columns] += products(weight.T, left.T)
-    return to_queries.to(queries.dtype), to_references.to(references.dtype)
-
-
-@_reference_histograms_backward.register_fake
-def _(
-    gradient: Tensor,
-    queries: Tensor,
-    labels: Tensor,
-    references: Tensor,
-    reference_labels: Tensor,
-    both: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(queries), torch.empty_like(references if both else references[:0])
-
-
-def _keep_references(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:4])
-
-
-def _backward_to_references(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
-    both = ctx.needs_input_grad[2]
-    found = call_without_compiler(
-        _reference_histograms_backward, gradient, *ctx.saved_tensors, both
-    )
-    return found[0], None, found[1] if both else None, None, None
-
-
-_reference_histograms.register_autograd(_backward_to_references, setup_context=_keep_references)
-
-
-@torch.library.custom_op("listwise::score_histograms", mutates_args=())
 def _score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     dtype = accumulation_dtype(scores.dtype)
     table = torch.zeros(len(scores), 2 * (bins + 1), dtype=dtype, device=scores.device)
@@ -257,48 +136,16 @@ def _score_histograms(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
     return _positive_and_all(table, bins)
 
 
-@_score_histograms.register_fake
-def _(scores: Tensor, relevance: Tensor, bins: int) -> Tensor:
-    return scores.new_empty((2, len(scores), bins), dtype=accumulation_dtype(scores.dtype))
-
-
-@torch.library.custom_op("listwise::score_histograms_backward", mutates_args=())
-def _score_histograms_backward(gradient: Tensor, scores: Tensor, relevance: Tensor) -> Tensor:
-    bins = gradient.shape[-1]
+def _score_histograms_backward(
+    gradient: Tensor, scores: Tensor, relevance: Tensor, bins: int
+) -> tuple[Tensor, None]:
     slopes = _slopes(gradient)
     result = torch.empty_like(scores)
     for rows, columns in _tiles(*scores.shape):
         position = _bin_position(scores[rows, columns].to(gradient.dtype, copy=True), bins)
         slot = _slots(position, relevance[rows, columns], bins)
         result[rows, columns] = slopes[rows].gather(1, slot).to(scores.dtype)
-    return result
-
-
-@_score_histograms_backward.register_fake
-def _(gradient: Tensor, scores: Tensor, relevance: Tensor) -> Tensor:
-    return torch.empty_like(scores)
-
-
-def _keep_scores(ctx: torch.autograd.function.FunctionCtx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0], inputs[1])
-
-
-def _backward_to_scores(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
-    scores, relevance = ctx.saved_tensors
-    result = call_without_compiler(_score_histograms_backward, gradient, scores, relevance)
-    return result, None, None
-
-
-_score_histograms.register_autograd(_backward_to_scores, setup_context=_keep_scores)
-
-
-def on_gpu(descriptors: Tensor, bins: int) -> bool:
-    """Return whether the kernels of `gpu.py` can compute this case."""
-    if not descriptors.is_cuda or not runs_triton(descriptors.device):
-        return False
-    from listwise.losses import gpu
-
-    return gpu.suits(descriptors, bins)
+    return result, None
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
@@ -373,28 +220,19 @@ def _slots(position: Tensor, relevance: Tensor, bins: int) -> Tensor:
     return slot.add_(relevance, alpha=2 * bins - 1)
 
 
-def gap_slopes(gradient: Tensor) -> Tensor:
-    """Derivative of the loss by a score, for each gap between two bin centers it may lie in.
+def _slopes(gradient: Tensor) -> Tensor:
+    """Derivative of the loss by a score, for each slot the score may lie in.
 
-    In a gap a rising score moves mass from the lower bin to the higher one. Past ±1 a score counts
-    as ±1, so the slope is zero. Shapes: the gradient by the histograms of the relevant and of all
-    images [2, Q, M] -> [Q, 2, M + 1], gaps for the irrelevant images, then for the relevant ones,
-    from the one before the first bin to the one behind the last.
+    Between two bin centers a rising score moves mass from the lower bin to the higher one; past ±1
+    a score counts as ±1, so the slope is zero. On a center the loss has a kink, and the slope is
+    the mean of both sides. Shapes: the gradient by the histograms of the relevant and of all
+    images [2, Q, M] -> [Q, 2(2M − 1)], slots for the irrelevant images, then for the relevant ones.
     """
     bins = gradient.shape[-1]
     relevant, every = gradient
     by_bin = torch.stack((every, every + relevant), dim=1)
-    return torch.nn.functional.pad(by_bin.diff() * (-(bins - 1) / 2), (1, 1))
-
-
-def _slopes(gradient: Tensor) -> Tensor:
-    """Derivative of the loss by a score, for each slot the score may lie in.
-
-    On a center the loss has a kink, and the slope is the mean of both sides. Shapes: as for
-    `gap_slopes`, to [Q, 2(2M − 1)].
-    """
-    gaps = gap_slopes(gradient)
-    slots = gaps.new_empty(len(gaps), 2, 2 * gradient.shape[-1] - 1)
+    gaps = torch.nn.functional.pad(by_bin.diff() * (-(bins - 1) / 2), (1, 1))
+    slots = gaps.new_empty(len(gaps), 2, 2 * bins - 1)
     slots[..., 0::2] = (gaps[..., :-1] + gaps[..., 1:]) / 2
     slots[..., 1::2] = gaps[..., 1:-1]
     return slots.flatten(1)
@@ -405,17 +243,6 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _tile_pairs(size: int, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Yield tiles that cover each unordered pair of images once, if one of the two is a query.
-
-    A tile never contains both query rows and other rows.
-    """
-    borders = ((0, start), (start, stop), (stop, size))
-    parts = [part for first, last in borders for part in blocks(first, last, TILE)]
-    for i, rows in enumerate(parts):
-        for columns in parts[i:]:
-            if _inside(rows, start, stop) or _inside(columns, start, stop):
-                yield rows, columns
-
-
-def _inside(block: slice, start: int, stop: int) -> bool:
-    return bool(start <= block.start and block.stop <= stop)
+    """Yield tiles that cover each unordered pair of images once, if one of the two is a query."""
+    queries, others = blocks(start, stop, TILE), blocks(0, start, TILE) + blocks(stop, size, TILE)
+    return chain(combinations_with_replacement(queries, 2), product(queries, others))

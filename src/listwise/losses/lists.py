@@ -1,9 +1,59 @@
-"""The queries of a batch and the images that they rank: the batch itself, or references."""
+"""The queries of a batch, the images that they rank, and sums over both in blocks."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from listwise.losses.tiles import accumulation_dtype
+ENTRIES = 2**24
+"""Scores, or comparisons of scores, that are in memory at a time."""
+
+
+def blocks(start: int, stop: int, size: int) -> list[slice]:
+    """Divide the range from start to stop into blocks of a size; the last may be smaller."""
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type for products, histograms and sums: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def in_blocks(function: Callable[[slice], Tensor], rows: int, width: int) -> Tensor:
+    """Concatenate what a function computes for blocks of rows with `width` entries each.
+
+    It is called again in the backward pass, so that only the entries of one block are in memory.
+    """
+    found = [
+        checkpoint(function, block, use_reentrant=False, preserve_rng_state=False)
+        for block in blocks(0, rows, max(1, ENTRIES // width))
+    ]
+    return torch.cat(found)
+
+
+def sum_over_pairs(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor], scores: Tensor, pairs: Tensor
+) -> Tensor:
+    """Sum a function of pairs over the images of each query: -> [Q].
+
+    Args:
+        function: maps some pairs to a value for each of them [R]. It gets the scores of all images
+            minus that of the image of the pair [R, N], and the queries [R] and images [R].
+        scores: [Q, N] scores of every query with every image.
+        pairs: [Q, N] whether a query and an image are a pair.
+    """
+    query, image = torch.nonzero(pairs, as_tuple=True)
+    sums = torch.zeros(len(scores), dtype=scores.dtype, device=scores.device)
+    if not len(query):
+        return sums
+
+    def of_pairs(block: slice) -> Tensor:
+        rows, columns = query[block], image[block]
+        return function(scores[rows] - scores[rows, columns][:, None], rows, columns)
+
+    values = in_blocks(of_pairs, len(query), scores.shape[1])
+    return sums.index_put((query,), values, accumulate=True)
 
 
 class Lists:

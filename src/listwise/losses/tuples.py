@@ -1,17 +1,23 @@
-"""The base class of losses of tuples: a query, a positive and some negatives."""
+"""Losses of tuples of a query, a positive and some negatives.
+
+The triplet loss (Gordo et al., IJCV 2017) and the contrastive loss (Radenović et al., TPAMI 2018).
+"""
+
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import softplus
 
 from listwise.errors import InputError
-from listwise.losses.base import check_inputs
-from listwise.losses.checks import check_count, check_positives, check_references
-from listwise.losses.lists import Lists
+from listwise.losses.base import LossModule, check_inputs
+from listwise.losses.checks import check_above_zero, check_count, check_positives, check_range
+from listwise.losses.lists import Lists, accumulation_dtype
 
 _BLOCK = 1024  # queries compared with the batch at a time
 
 
-class TupleLoss(nn.Module):
+class TupleLoss(LossModule):
     """The weighted mean of a local loss over tuples of a query, a positive and N negatives."""
 
     def __init__(self, negatives: int) -> None:
@@ -46,18 +52,15 @@ class TupleLoss(nn.Module):
         Returns:
             A scalar: Σ w ℓ / Σ w over the tuples.
         """
-        weights, start, stop = check_inputs(descriptors, labels, weights, queries, references)
-        check_references(descriptors, references, reference_labels)
+        lists, weights, start, stop = check_inputs(
+            descriptors, labels, weights, queries, references, reference_labels
+        )
         # Autocast would search for the hardest images in half precision.
         with torch.autocast(descriptors.device.type, enabled=False):
-            rows = descriptors.to(weights.dtype)
-            if references is not None:
-                references = references.to(weights.dtype)
-            lists = Lists(rows, labels, references, reference_labels)
-            return self._share(lists, weights, (start, stop), tuples)
+            return self._share(lists, weights, start, stop, tuples)
 
     def _share(
-        self, lists: Lists, weights: Tensor, queries: tuple[int, int], tuples: Tensor | None
+        self, lists: Lists, weights: Tensor, start: int, stop: int, tuples: Tensor | None
     ) -> Tensor:
         """Compute the share of the tuples of some queries; see `forward`."""
         if tuples is None:
@@ -67,12 +70,12 @@ class TupleLoss(nn.Module):
             query_rows = tuples[:, 0]
         total = weights[query_rows].sum()
         check_positives(total.item(), lists.within_batch)
-        share = (query_rows >= queries[0]) & (query_rows < queries[1])
+        share = (query_rows >= start) & (query_rows < stop)
         if tuples is None:
             tuples = hardest_images(lists, query_rows[share], self.negatives)
         else:
             tuples = tuples[share]
-        query, others = lists.descriptors[tuples[:, 0]], lists.references
+        query, others = lists.descriptors[tuples[:, 0]].to(weights.dtype), lists.references
         positive = (query - others[tuples[:, 1]]).square().sum(-1)
         negative = (query[:, None] - others[tuples[:, 2:]]).square().sum(-1)
         return (weights[tuples[:, 0]] * self.local_loss(positive, negative)).sum() / total
@@ -80,6 +83,66 @@ class TupleLoss(nn.Module):
     def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:
         """Compute the loss of each tuple from its squared distances: [T], [T, N] -> [T]."""
         raise NotImplementedError
+
+
+class TripletLoss(TupleLoss):
+    """The triplet loss: a query q should be nearer to its positive p than to its negative n.
+
+    Call it as loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
+
+    Args:
+        margin: how much nearer, as a difference of squared distances.
+        form: "margin" is ½ max(0, margin + ‖q − p‖² − ‖q − n‖²); "log-exp" is
+            log(1 + exp(‖q − p‖² − ‖q − n‖²)), which has no margin.
+
+    Examples:
+        >>> descriptors = torch.eye(4)[[0, 0, 1, 1]]
+        >>> TripletLoss()(descriptors, torch.tensor([5, 5, 7, 7])).item()
+        0.0
+    """
+
+    def __init__(self, margin: float = 0.1, form: Literal["margin", "log-exp"] = "margin") -> None:
+        super().__init__(negatives=1)
+        if form not in ("margin", "log-exp"):
+            raise InputError(f"form must be margin or log-exp, not {form!r}")
+        check_range("margin", margin)
+        self.margin = margin
+        self.form = form
+
+    def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:  # noqa: D102
+        difference = positive - negative[:, 0]
+        if self.form == "margin":
+            return (self.margin + difference).clamp(min=0) / 2
+        return softplus(difference)
+
+
+class ContrastiveLoss(TupleLoss):
+    """The contrastive loss: pulls a query to its positive, and pushes negatives past a margin.
+
+    The loss of a tuple of query q, positive p and negatives n is
+    ½ ‖q − p‖² + ½ Σ max(0, margin − ‖q − n‖)². Call it as
+    loss(descriptors [B, C], labels [B], weights [B] or None) -> scalar.
+
+    Args:
+        margin: the distance from which on a negative adds no loss.
+        negatives: number of negatives in a tuple.
+
+    Examples:
+        >>> descriptors = torch.eye(4)[[0, 0, 1, 1]]
+        >>> ContrastiveLoss(negatives=2)(descriptors, torch.tensor([5, 5, 7, 7])).item()
+        0.0
+    """
+
+    def __init__(self, margin: float = 0.85, negatives: int = 5) -> None:
+        super().__init__(negatives)
+        check_above_zero("margin", margin)
+        self.margin = margin
+
+    def local_loss(self, positive: Tensor, negative: Tensor) -> Tensor:  # noqa: D102
+        # Equal descriptors have no direction to be pushed in: their gradient is 0, not NaN.
+        apart = negative > 0
+        distance = torch.where(apart, torch.where(apart, negative, 1).sqrt(), 0)
+        return (positive + (self.margin - distance).clamp(min=0).square().sum(1)) / 2
 
 
 @torch.no_grad()
@@ -90,6 +153,8 @@ def hardest_images(lists: Lists, queries: Tensor, negatives: int) -> Tensor:
     [Q, 2 + N].
     """
     labels, reference_labels = lists.labels, lists.reference_labels
+    dtype = accumulation_dtype(lists.descriptors.dtype)
+    references = lists.references.to(dtype)
     same_class = lists.positives(include_self=True)
     largest = 0 if len(same_class) == 0 else int(same_class.max())
     if len(reference_labels) - largest < negatives:
@@ -99,7 +164,7 @@ def hardest_images(lists: Lists, queries: Tensor, negatives: int) -> Tensor:
         )
     found = [torch.empty(0, 2 + negatives, dtype=torch.int64, device=labels.device)]
     for block in torch.split(queries, _BLOCK):
-        scores = lists.descriptors[block] @ lists.references.T
+        scores = lists.descriptors[block].to(dtype) @ references.T
         same = labels[block, None] == reference_labels
         nearest = scores.masked_fill(same, -torch.inf).topk(negatives).indices
         if lists.within_batch:

@@ -1,11 +1,7 @@
 """Networks that turn images into unit descriptors: backbone, pooling, projection and L2."""
 
-from listwise.imports import import_timm
-
-import_timm()  # before the modules below do, as it is faster
-
-from listwise.models.imported import import_checkpoint  # noqa: E402
-from listwise.models.net import RetrievalNet  # noqa: E402
-from listwise.models.pooling import POOLINGS  # noqa: E402
+from listwise.models.imported import import_checkpoint
+from listwise.models.net import RetrievalNet
+from listwise.models.pooling import POOLINGS
 
 __all__ = ["POOLINGS", "RetrievalNet", "import_checkpoint"]

@@ -7,53 +7,20 @@ mixes positions must see padding where a photo ends, not what the operations bef
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.overrides import (
-    TorchFunctionMode,
-    handle_torch_function,
-    has_torch_function_unary,
-)
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from listwise.models.folding import BlockInput
-from listwise.models.max_pool import max_pool_values, suits_max_pool
-from listwise.optional import runs_triton
-
-# Where the bias, sum and ReLU after a convolution are computed in one pass.
-FUSED = {"cpu": False, "cuda": True}
 _HALF = (torch.bfloat16, torch.float16)
-_RELUS = (F.relu, torch.relu_, Tensor.relu_)
-_ADDS = (Tensor.add_, Tensor.__iadd__)
 
 
 class UnsupportedNetwork(Exception):
     """The network contains an operation that mixed batches do not support."""
-
-
-def convolve_blocks(images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tensor:
-    """Compute a convolution of images that `FoldedCopy` has changed to one of blocks of pixels.
-
-    `OwnAreas` observes it as one operation.
-    """
-    if has_torch_function_unary(images):
-        how = (images,), images, conv, blocks
-        output: Tensor = handle_torch_function(convolve_blocks, *how)
-        return output
-    return F.conv2d(blocks(conv, (images,)), conv.weight, conv.bias)
-
-
-class _Unfinished(NamedTuple):
-    """The output of a convolution, or of a sum with one, and what is still to be added to it."""
-
-    output: "ReferenceType[Tensor]"
-    bias: Tensor
-    other: Tensor | None = None
 
 
 class _Area:
@@ -66,26 +33,17 @@ class _Area:
         self.sizes = sizes
         self.full = bool((sizes == canvas).all())
         self._device = device
-        self._sizes: Tensor | None = None
         self._outside: Tensor | None = None
-
-    @property
-    def device_sizes(self) -> Tensor | None:
-        """The sizes on the device, int32; None if all photos fill their canvas."""
-        if self._sizes is None and not self.full:
-            sizes = torch.from_numpy(self.sizes.astype(np.int32))
-            if self._device.type == "cuda":
-                sizes = sizes.pin_memory()  # a copy from other memory waits for the GPU
-            self._sizes = sizes.to(self._device, non_blocking=True)
-        return self._sizes
 
     def fill_outside(self, x: Tensor, value: float = 0.0) -> Tensor:
         """Set all values outside of the photos, in place: x [B, C, H, W]."""
-        sizes = self.device_sizes
-        if sizes is None:
+        if self.full:
             return x
         if self._outside is None:
-            heights, widths = sizes.T[:, :, None]
+            sizes = torch.from_numpy(self.sizes)
+            if self._device.type == "cuda":
+                sizes = sizes.pin_memory()  # a copy from other memory waits for the GPU
+            heights, widths = sizes.to(self._device, non_blocking=True).T[:, :, None]
             rows, columns = (torch.arange(side, device=self._device) for side in self.canvas)
             self._outside = ((rows >= heights)[:, :, None] | (columns >= widths)[:, None])[:, None]
         return x.masked_fill_(self._outside, value)
@@ -106,29 +64,19 @@ class OwnAreas(TorchFunctionMode):
     All feature maps of one height and width are covered by the photos in the same way; otherwise
     `UnsupportedNetwork` is raised.
 
-    On a GPU, the bias of a convolution waits for the next operation: bias, sum, ReLU and zeros
-    outside of the photos then take one pass over the output instead of one each.
-
     Args:
         canvases: [B, 3, H, W].
         sizes: heights and widths of the B photos.
-        fused: whether the bias waits; by default on a GPU.
     """
 
-    def __init__(
-        self, canvases: Tensor, sizes: Sequence[tuple[int, int]], fused: bool | None = None
-    ) -> None:
+    def __init__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> None:
         super().__init__()
         self._device = canvases.device
-        self._fused = FUSED[self._device.type] if fused is None else fused
-        self._unfinished: dict[int, _Unfinished] = {}  # by the identity of the output
         self._known: dict[tuple[tuple[int, int], Rule], tuple[int, int]] = {}
-        self._zero_outside: Tensor | None = None
         self._areas: dict[tuple[int, int], _Area] = {}
         self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
         self._rules: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
-            convolve_blocks: self._convolve_blocks,
             torch.max_pool2d: self._max_pool2d,
             F.max_pool2d: self._max_pool2d,
             F.avg_pool2d: self._avg_pool2d,
@@ -138,78 +86,10 @@ class OwnAreas(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._unfinished:
-            finished = self._continue(func, args, kwargs or {})
-            if finished is not None:
-                return finished
-        zero_outside, self._zero_outside = self._zero_outside, None
         rule = self._rules.get(func)
         if rule is None or not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:
             return func(*args, **(kwargs or {}))
-        if args[0] is not zero_outside or func not in (torch.conv2d, F.max_pool2d):
-            return rule(*args, **(kwargs or {}))
-        return rule(*args, **(kwargs or {}), filled=True)
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if error[0] is None:
-            self._finish_all()
-
-    def _continue(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Finish a convolution together with a sum or a ReLU, or before another operation."""
-        first = self._find(args[0]) if args else None
-        if first is not None and func in _RELUS and (func is not F.relu or kwargs.get("inplace")):
-            # Zeros are the same as padding for a maximum of values of at least 0.
-            self._zero_outside = self._finish(args[0], first, relu=True)
-            return self._zero_outside
-        sums = func in _ADDS and len(args) == 2 and not kwargs and _alike(*args)
-        if sums and self._sum(args[0], args[1], first, self._find(args[1])):
-            return args[0]
-        # A convolution of other tensors may come first, as on the shortcut of a block. It changes
-        # nothing that is unfinished.
-        others = func is torch.conv2d and not kwargs and all(self._find(x) is None for x in args)
-        if not others:
-            self._finish_all()
-        return None
-
-    def _find(self, tensor: Any) -> _Unfinished | None:
-        found = self._unfinished.get(id(tensor))
-        return found if found is not None and found.output() is tensor else None
-
-    def _sum(
-        self, x: Tensor, other: Tensor, first: _Unfinished | None, second: _Unfinished | None
-    ) -> bool:
-        """Note x += other, of which at least one is unfinished; return whether it is possible."""
-        unfinished = [each for each in (first, second) if each is not None]
-        if not unfinished or any(each.other is not None for each in unfinished):
-            return False
-        bias = unfinished[0].bias
-        if len(unfinished) == 2:  # as in a block with a convolution on the shortcut
-            wide = torch.float32 if bias.dtype in _HALF else bias.dtype
-            bias = bias.to(wide) + unfinished[1].bias.to(wide)
-        self._unfinished[id(x)] = _Unfinished(ref(x), bias, other)
-        return True
-
-    def _finish_all(self) -> None:
-        # Sums first: they add outputs that are not finished themselves.
-        for unfinished in sorted(self._unfinished.values(), key=lambda each: each.other is None):
-            output = unfinished.output()
-            if output is not None:  # else nothing reads it any more
-                self._finish(output, unfinished, relu=False)
-        self._unfinished.clear()
-
-    def _finish(self, output: Tensor, unfinished: _Unfinished, relu: bool) -> Tensor:
-        del self._unfinished[id(output)]
-        _, bias, other = unfinished
-        area = self._area(output)
-        if output.is_cuda:
-            from listwise.models.epilogue import finish_convolution
-
-            return finish_convolution(output, bias, other, relu, area.device_sizes)
-        output += bias.view(-1, 1, 1)
-        if other is not None:
-            output += other
-        return area.fill_outside(output.relu_() if relu else output)
+        return rule(*args, **(kwargs or {}))
 
     def sizes(self, features: Tensor) -> NDArray[np.int64]:
         """Return heights and widths of the photos in feature maps [B, C, h, w]: [B, 2]."""
@@ -245,48 +125,20 @@ class OwnAreas(TorchFunctionMode):
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-        filled: bool = False,
     ) -> Tensor:
         if _shape(x) == (1, 1) not in self._areas:  # channels of a whole photo, no positions
             return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
         area = self._area(x)
         kernel, stride, dilation = _shape(weight), _pair(stride), _pair(dilation)
-        if kernel != (1, 1) and not filled:
+        if kernel != (1, 1):
             area.fill_outside(x)
-        now = None if bias is not None and self._fuses(weight) else bias
         if padding == "same":
             x = _same_padded(x, area, kernel, stride, dilation)
-            output = F.conv2d(x, weight, now, stride, 0, dilation, groups)
-            self._made(area, output, lambda sides, i: -(-sides // stride[i]))
-        else:
-            padding = _pair(0 if padding == "valid" else padding)
-            output = _convolve(x, weight, now, stride, padding, dilation, groups)
-            self._made(area, output, _Strided(kernel, stride, padding, dilation))
-        return output if now is bias else self._add_later(output, bias)
-
-    def _convolve_blocks(self, images: Tensor, conv: nn.Conv2d, blocks: BlockInput) -> Tensor:
-        area = self._area(images)
-        x = blocks(conv, (area.fill_outside(images),))
-        now = None if self._fuses(conv.weight) else conv.bias
-        output = F.conv2d(x, conv.weight, now)
-        self._made(
-            area, output, _Strided(_pair(blocks.window), (2, 2), _pair(blocks.padding), (1, 1))
-        )
-        return output if now is conv.bias else self._add_later(output, conv.bias)
-
-    def _add_later(self, output: Tensor, bias: Tensor | None) -> Tensor:
-        """Add a bias together with the next operation."""
-        assert bias is not None
-        if output.is_cuda and not output.is_contiguous(memory_format=torch.channels_last):
-            return output.add_(bias.view(-1, 1, 1))
-        self._unfinished[id(output)] = _Unfinished(ref(output), bias)
-        return output
-
-    def _fuses(self, weight: Tensor) -> bool:
-        """Return whether the bias of a convolution waits for the next operation."""
-        kind = self._device.type
-        possible = kind == "cpu" or (weight.dtype in _HALF and runs_triton(self._device))
-        return self._fused and possible
+            output = F.conv2d(x, weight, bias, stride, 0, dilation, groups)
+            return self._made(area, output, lambda sides, i: -(-sides // stride[i]))
+        padding = _pair(0 if padding == "valid" else padding)
+        output = _convolve(x, weight, bias, stride, padding, dilation, groups)
+        return self._made(area, output, _Strided(kernel, stride, padding, dilation))
 
     def _max_pool2d(
         self,
@@ -297,19 +149,14 @@ class OwnAreas(TorchFunctionMode):
         dilation: Any = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-        filled: bool = False,
     ) -> Tensor:
         area = self._area(x)
         if return_indices:
             raise UnsupportedNetwork("positions of maxima")
         kernel, stride = _pair(kernel_size), _pair(stride or kernel_size)
-        if not filled:
-            area.fill_outside(x, -math.inf)
+        area.fill_outside(x, -math.inf)
+        output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
         rule = _Strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
-        if rule == _RESNET_POOL and x.is_cuda and self._fuses(x) and suits_max_pool(x):
-            output = max_pool_values(x)
-        else:
-            output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
         return self._made(area, output, rule)
 
     def _avg_pool2d(
@@ -361,29 +208,16 @@ def _convolve(
     dilation: tuple[int, int],
     groups: int,
 ) -> Tensor:
-    """Compute a convolution; on a GPU, one with a kernel of 1 × 1 is a product of matrices.
+    """Compute a convolution; in half precision on a GPU, one of 1 × 1 is a product of matrices.
 
     The GPU prepares other convolutions for each shape, which takes longer than computing them.
     """
-    plain = _shape(weight) == (1, 1) and padding == (0, 0) and groups == 1 and bias is None
-    if not (plain and FUSED[x.device.type] and weight.dtype in _HALF):
+    half = weight.dtype in _HALF or torch.is_autocast_enabled(x.device.type)
+    if _shape(weight) != (1, 1) or padding != (0, 0) or groups != 1 or not (x.is_cuda and half):
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     if stride != (1, 1):
         x = x[:, :, :: stride[0], :: stride[1]]
-    rows = x.permute(0, 2, 3, 1)
-    product = torch.mm(rows.reshape(-1, rows.shape[3]), weight.flatten(1).T)
-    return product.view(*rows.shape[:3], -1).permute(0, 3, 1, 2)
-
-
-def _alike(first: Any, second: Any) -> bool:
-    """Return whether two tensors have the same shape, type and order in memory."""
-    return (
-        isinstance(second, Tensor)
-        and first is not second
-        and first.shape == second.shape
-        and first.dtype == second.dtype
-        and first.stride() == second.stride()
-    )
+    return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -404,9 +238,6 @@ class _Strided:
         outputs = -(-span // stride) + 1
         # A window that would start behind the photo and its left padding is left out.
         return outputs - ((outputs - 1) * stride >= sides + padding)
-
-
-_RESNET_POOL = _Strided((3, 3), (2, 2), (1, 1), (1, 1))
 
 
 def _same_padded(

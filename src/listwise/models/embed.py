@@ -8,18 +8,18 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from listwise.data import DecodedPhoto, Decoding, ImageError, Images, PhotoFile, decode_photos
-from listwise.data.pipeline import PhotoBatch, batch_by_canvas, batch_by_shape
-from listwise.errors import InputError
+from listwise.data.pipeline import PhotoBatch, batch_by_shape
+from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
 from listwise.models.areas import UnsupportedNetwork
-from listwise.models.folding import make_folded_copy
+from listwise.models.folding import folded_copy
 from listwise.models.mixed import MixedNet, mixes
-from listwise.models.net import RetrievalNet
-from listwise.models.onnx_net import Network, OnnxNet
+from listwise.models.net import Network, RetrievalNet
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
@@ -42,63 +42,24 @@ The photos lie in the upper left corners; the second argument has their heights 
 """
 
 
-class EmbeddedPhotos(NamedTuple):
-    """The descriptors of photos, and the errors of photos that cannot be read.
+class Described(NamedTuple):
+    """Descriptors of the photos that could be read, and the errors of the others.
 
     Attributes:
-        descriptors: [n, C] descriptors of the n photos that can be read.
-        kept: the positions of these photos.
-        errors: one message for each other photo.
-        sizes: the widths and heights of the n photos (or of their boxes) before any reduction.
-        thumbnails: the thumbnails of the n photos; empty bytes if none were requested.
-        local: the encoded local features of the n photos; empty bytes if not requested.
+        descriptors: float32 [n, D].
+        kept: positions of the n photos.
+        errors: a message for each photo that could not be read.
+        sizes: widths and heights of the photos or their boxes before any reduction, int32 [n, 2].
+        thumbnails: a small JPEG file of each photo, empty if not requested.
+        local: encoded local features of each photo, empty if not requested.
     """
 
-    descriptors: Tensor
+    descriptors: npt.NDArray[np.float32]
     kept: list[int]
     errors: list[str]
-    sizes: list[tuple[int, int]]
+    sizes: npt.NDArray[np.int32]
     thumbnails: list[bytes]
     local: list[bytes]
-
-
-def embed_photos(
-    net: RetrievalNet,
-    images: Images,
-    *,
-    max_side: int | None = None,
-    workers: int = 0,
-    autocast: torch.dtype | None = None,
-    on_progress: Callable[[int], object] = lambda count: None,
-) -> EmbeddedPhotos:
-    """Compute the descriptors of whole photos in evaluation mode, on the network's device.
-
-    Args:
-        net: the network; its training mode is restored at the end.
-        images: the photos; a photo that has a box is cropped to it first.
-        max_side: the long side that larger photos are reduced to.
-        workers: maximum number of processes that decode photos; few or small photos use fewer. If
-            the network's GPU can decode and reduce the photos, these are threads that read files;
-            the descriptors then differ slightly, because the decoders do.
-        autocast: dtype in which the network runs.
-        on_progress: called with the number of photos just processed, including unreadable ones.
-
-    Returns:
-        Descriptors on the CPU, in the order of the photos.
-    """
-    network = PhotoNet(net, autocast, inference_network(net, autocast, len(images)))
-    (found,) = embed_parts(
-        net,
-        images.files(),
-        [len(images)],
-        Decoding(max_side),
-        describe=network,
-        mixed=network.mixed,
-        workers=workers,
-        autocast=autocast,
-        on_progress=on_progress,
-    )
-    return found
 
 
 class PhotoNet:
@@ -107,30 +68,25 @@ class PhotoNet:
     Args:
         net: the network.
         autocast: dtype in which the network runs.
-        fastest: computes what the network computes, faster; by default `inference_network`.
+        photos: the number of photos to compute, as far as it is known.
 
     Attributes:
         mixed: whether photos of different shapes are computed in one batch. This needs a GPU, and
             a network for which it does not change the descriptors (see `listwise.models.mixed`).
     """
 
-    def __init__(
-        self,
-        net: Network,
-        autocast: torch.dtype | None,
-        fastest: Network | None = None,
-    ) -> None:
+    def __init__(self, net: Network, autocast: torch.dtype | None, photos: int = 1) -> None:
+        self.net, self.autocast, self.device = net, autocast, net.mean.device
         trial = None
         with ThreadPoolExecutor(1, "trial") as thread:  # on the CPU, while the GPU is prepared
-            if MIXED.get(net.mean.device.type, False) and isinstance(net, RetrievalNet):
-                trial = thread.submit(mixes, net, autocast is not None)
-            self._net = fastest or inference_network(net, autocast)
+            if MIXED.get(self.device.type, False) and isinstance(net, RetrievalNet):
+                trial = thread.submit(mixes, net)
+            self._fastest = inference_network(net, autocast, photos)
             self.mixed = trial is not None and trial.result()
         self._mixed_net = None
         if self.mixed:
-            assert isinstance(self._net, RetrievalNet)
-            self._mixed_net = MixedNet(self._net)
-        self._warned = False
+            assert isinstance(self._fastest, RetrievalNet)
+            self._mixed_net = MixedNet(self._fastest)
 
     def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of these heights and widths in images [B, 3, H, W]: [B, dim].
@@ -141,23 +97,19 @@ class PhotoNet:
             try:
                 return self._mixed_net(images, sizes)
             except UnsupportedNetwork as reason:
-                self._warn_once(reason)
+                warnings.warn(
+                    f"some photos are described one at a time, which takes longer: {reason}",
+                    ListwiseWarning,
+                    stacklevel=2,
+                )
         return self._alone(images, sizes)
 
     def _alone(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         if all(size == images.shape[2:] for size in sizes):
-            together: Tensor = self._net(images)
+            together: Tensor = self._fastest(images)
             return together
         photos = zip(images, sizes, strict=True)
-        return torch.cat([self._net(photo[None, :, :h, :w]) for photo, (h, w) in photos])
-
-    def _warn_once(self, reason: UnsupportedNetwork) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"some photos are described one at a time, which takes longer: {reason}",
-                stacklevel=3,
-            )
+        return torch.cat([self._fastest(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
 
 def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 1) -> Network:
@@ -165,79 +117,84 @@ def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 
 
     `photos` is the number of photos to compute, as far as it is known.
     """
-    if isinstance(net, OnnxNet):
+    if not isinstance(net, RetrievalNet):
         return net
     if autocast is None and (photos < FOLDED_PHOTOS or net.mean.device.type != "cpu"):
         return net
-    training = net.training
-    net.eval()  # the copy is made for the mode that it runs in
     try:
-        with torch.inference_mode(False):
-            folded_copy = make_folded_copy(net, example_image(net), autocast)
-    finally:
-        net.train(training)
-    if folded_copy is None:
+        with torch.inference_mode(False), torch.no_grad():
+            folded = folded_copy(net)
+    except Exception as error:  # a module of the user may not be possible to copy
+        warnings.warn(
+            f"batch norm is not folded, because the network cannot be copied: {first_line(error)}",
+            ListwiseWarning,
+            stacklevel=2,
+        )
         return net
-    assert isinstance(folded_copy.module, RetrievalNet)
-    return folded_copy.module.eval()
+    assert isinstance(folded, RetrievalNet)
+    return folded
 
 
-def example_image(net: RetrievalNet) -> Tensor:
-    """Return an image [1, 3, side, side] for a trial of a network, on its device."""
-    side = net.config.image_size
-    noise = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-    return noise.to(net.mean.device)
+def embed_photos(
+    net: RetrievalNet,
+    images: Images,
+    *,
+    max_side: int | None = None,
+    workers: int = 0,
+    autocast: torch.dtype | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Described:
+    """Compute the descriptors of whole photos, reduced to a long side; see `embed_parts`."""
+    (found,) = embed_parts(
+        PhotoNet(net, autocast, len(images)),
+        images.files(),
+        [len(images)],
+        Decoding(max_side),
+        workers=workers,
+        on_progress=on_progress,
+    )
+    return found
 
 
 def embed_parts(
-    net: Network,
+    network: PhotoNet,
     files: Iterable[PhotoFile],
     sizes: Iterable[int],
     how: Decoding,
     *,
     describe: Describe | None = None,
-    mixed: bool = False,
     workers: int = 0,
-    autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-) -> Generator[EmbeddedPhotos, None, None]:
-    """Compute the descriptors of photos in several parts, as `embed_photos` does for one.
+) -> Generator[Described, None, None]:
+    """Compute the descriptors of photos in several parts, on the network's device.
 
-    The next part is decoded while one is computed. The descriptors of a part depend on its own
-    photos alone, to the last bit. The network is in evaluation mode until the last part is done.
+    If `how` does not reduce photos, a CPU refuses those above `ORIGINAL_SIDE`. The next part is
+    decoded while one is computed. The descriptors of a part depend on its own photos alone, to the
+    last bit. The network is in evaluation mode until the last part is done.
 
     Args:
-        net: the network.
-        files: the photos of all parts.
+        network: the network.
+        files: the photos of all parts; a photo that has a box is cropped to it first.
         sizes: the number of photos in each part; there may be more sizes than photos.
         how: how to decode the photos.
         describe: computes descriptors [B, C] of photos; the network by default.
-        mixed: whether `describe` takes photos of different shapes.
-        workers: as for `embed_photos`.
-        autocast: as for `embed_photos`.
-        on_progress: as for `embed_photos`.
+        workers: maximum number of processes that decode photos; few or small photos use fewer. If
+            the network's GPU can decode and reduce the photos, these are threads that read files;
+            the descriptors then differ slightly, because the decoders do.
+        on_progress: called with the number of photos just processed, including unreadable ones.
 
     Yields:
-        The result of each part; `kept` has positions in the part.
+        The result of each part, in the order of its photos; `kept` has positions in the part.
     """
-    device = net.mean.device
-    if describe is None:
-        network = PhotoNet(net, autocast)
-        describe, mixed = network, network.mixed
+    net, device = network.net, network.device
+    if how.max_side is None and device.type == "cpu":
+        how = how._replace(refuse_large=True)
     training = net.training
     net.eval()
     try:
         with closing(decode_photos(files, how, workers, device)) as photos:
             for size in sizes:
-                found = embed_decoded(
-                    islice(photos, size),
-                    describe,
-                    net.dim,
-                    device,
-                    autocast,
-                    on_progress,
-                    mixed=mixed,
-                )
+                found = embed_decoded(network, islice(photos, size), on_progress, describe)
                 if size and not found.kept and not found.errors:
                     break
                 yield found
@@ -246,28 +203,24 @@ def embed_parts(
 
 
 def embed_decoded(
+    network: PhotoNet,
     photos: Iterable[DecodedPhoto | ImageError],
-    describe: Describe,
-    dim: int,
-    device: torch.device,
-    autocast: torch.dtype | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-    *,
-    mixed: bool = False,
-) -> EmbeddedPhotos:
-    """Compute the descriptors [n, dim] of decoded photos, in their order, on `device`.
-
-    If not `mixed`, all photos of a batch have the same shape.
-    """
+    describe: Describe | None = None,
+) -> Described:
+    """Compute the descriptors of decoded photos, in their order; see `embed_parts`."""
     found: dict[int, DecodedPhoto] = {}
     fetched: list[Tensor] = []  # in the order of `found`
     errors: dict[int, str] = {}
     waiting: list[tuple[PhotoBatch, Tensor]] = []
+    device, autocast, mixed = network.device, network.autocast, network.mixed
     pixels = BATCH_PIXELS[device.type]
-    if mixed:
-        batches = batch_by_canvas(photos, pixels * _batch_factor(device))
-    else:
-        batches = batch_by_shape(photos, lambda width, height: max(1, pixels // (width * height)))
+    if mixed and device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        pixels *= LARGE_BATCHES if memory >= LARGE_GPU else 1
+    batches = batch_by_shape(
+        photos, lambda width, height: max(1, pixels // (width * height)), mixed
+    )
     # One autocast for all batches: it caches the cast weights until it ends.
     with (
         shared_cores(),
@@ -277,7 +230,7 @@ def embed_decoded(
         for batch in batches:
             errors |= batch.errors
             if batch.photos:
-                rows = _descriptors(describe, batch, device)
+                rows = _descriptors(describe or network, batch, device)
                 # Only the descriptors wait; pixels would fill the memory.
                 waiting.append((batch._replace(pixels=torch.empty(0)), rows))
             if sum(len(rows) for _, rows in waiting) >= WAITING:
@@ -285,23 +238,17 @@ def embed_decoded(
             on_progress(len(batch.photos) + len(batch.errors))
         fetched += _fetch(waiting, found)
     kept = sorted(found)
-    descriptors = torch.empty(0, dim)
+    descriptors = torch.empty(0, network.net.dim)
     if kept:
         descriptors = torch.cat(fetched)[torch.from_numpy(np.argsort(list(found)))]
-    return EmbeddedPhotos(
-        descriptors,
+    return Described(
+        descriptors.float().numpy(),
         kept,
         [errors[i] for i in sorted(errors)],
-        [found[i].size for i in kept],
+        np.array([found[i].size for i in kept], dtype=np.int32).reshape(-1, 2),
         [found[i].thumbnail for i in kept],
         [found[i].local for i in kept],
     )
-
-
-def _batch_factor(device: torch.device) -> int:
-    gpu = device.type == "cuda"
-    large = gpu and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU
-    return LARGE_BATCHES if large else 1
 
 
 def _descriptors(describe: Describe, batch: PhotoBatch, device: torch.device) -> Tensor:

@@ -8,14 +8,20 @@ again. `ConvolutionFusion` replaces these patterns in the graphs of the forward 
 - relu(convolution + bias + residual): one kernel of cuDNN.
 - The gradient of a ReLU and of the bias before it: one kernel that computes the sum of two
   gradients where the output was positive, and at the same time its sum over all positions.
+
+The passes of PyTorch's compiler are not a public interface. Everything that depends on them is in
+this file, and `listwise.optional.NEWEST_TORCH` is the newest version that it is used with.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
@@ -25,6 +31,10 @@ aten = torch.ops.aten
 CHANNELS = 64  # the number of channels must be a multiple of it
 POSITIONS = [0, 2, 3]  # all dimensions of feature maps but the channels
 _LAYOUT = (torch.Tag.needs_fixed_stride_order,)
+# A program of the kernel reads so many numbers at a time, which lie side by side if there are this
+# many channels.
+ELEMENTS, COLUMNS = 4096, 1024
+PROGRAMS = 2048  # enough to keep every GPU busy; the sum of each takes memory
 
 
 @torch.library.custom_op("listwise::relu_convolution", mutates_args=(), tags=_LAYOUT)
@@ -81,9 +91,7 @@ def relu_gradient(gradient: Tensor, added: Tensor | None, active: Tensor) -> tup
         total = gradient if added is None else gradient + added
         result.copy_(torch.where(active > 0, total, 0))
         return result, result.sum(POSITIONS)
-    from listwise.models import fusion_kernels
-
-    sums = fusion_kernels.relu_gradient(
+    sums = run_gradient_kernel(
         _rows(gradient), None if added is None else _rows(added), _rows(active), _rows(result)
     )
     return result, sums.to(gradient.dtype)
@@ -98,6 +106,71 @@ def _(gradient: Tensor, added: Tensor | None, active: Tensor) -> tuple[Tensor, T
 def _rows(maps: Tensor) -> Tensor:
     """Return maps [B, C, H, W] in channels-last order as a matrix [B H W, C]."""
     return maps.permute(0, 2, 3, 1).flatten(0, 2).contiguous()
+
+
+@triton.jit(do_not_specialize=["steps"])  # type: ignore[untyped-decorator]
+def gradient_kernel(  # type: ignore[no-untyped-def]
+    gradient,
+    added,
+    active,
+    result,
+    sums,
+    size,
+    channels,
+    steps,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Compute `relu_gradient` for some positions and channels.
+
+    Shapes: [size, channels], except for `sums` [row tiles, channels]. A tile has steps × ROWS rows.
+    """
+    column_tiles = channels // COLUMNS
+    tile = tl.program_id(0) // column_tiles
+    column = (tl.program_id(0) % column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for step in range(steps):
+        row = (tile * steps + step) * ROWS + tl.arange(0, ROWS)
+        real = (row < size)[:, None]
+        place = row.to(tl.int64)[:, None] * channels + column[None, :]
+        value = tl.load(gradient + place, mask=real, other=0.0).to(tl.float32)
+        if ADD:
+            value += tl.load(added + place, mask=real, other=0.0).to(tl.float32)
+        value = tl.where(tl.load(active + place, mask=real, other=0.0) > 0, value, 0.0)
+        tl.store(result + place, value.to(result.dtype.element_ty), mask=real)
+        total += value
+    tl.store(sums + tile * channels + column, tl.sum(total, axis=0))
+
+
+def run_gradient_kernel(
+    gradient: Tensor, added: Tensor | None, active: Tensor, result: Tensor
+) -> Tensor:
+    """Write gradient + added where `active` is positive, and 0 elsewhere; return its sum.
+
+    Shapes: [n, C] each -> [C], float32. C is a multiple of 64.
+    """
+    size, channels = result.shape
+    columns = math.gcd(channels, COLUMNS)  # a power of 2
+    rows = ELEMENTS // columns
+    row_blocks = triton.cdiv(size, rows)
+    steps = triton.cdiv(row_blocks * (channels // columns), PROGRAMS)
+    tiles = triton.cdiv(row_blocks, steps)
+    sums = torch.empty(tiles, channels, dtype=torch.float32, device=result.device)
+    gradient_kernel[(tiles * (channels // columns),)](
+        gradient,
+        added,
+        active,
+        result,
+        sums,
+        size,
+        channels,
+        steps,
+        ADD=added is not None,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+    return sums.sum(0)
 
 
 class ConvolutionFusion(CustomGraphPass):

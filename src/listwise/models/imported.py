@@ -19,7 +19,7 @@ from torch import Tensor
 
 from listwise.errors import InputError
 from listwise.models.net import RetrievalNet
-from listwise.models.storage import NetConfig
+from listwise.models.storage import ModelFile, ModelInfo, NetConfig, WhiteningInfo, write_model
 
 WHITEN_POWER: Final = 0.25
 """The power of the variances that naver's evaluation divides by (`--whitenp 0.25`)."""
@@ -32,28 +32,28 @@ _CIRTORCH_STAGES: Final = {"0": "conv1", "1": "bn1"} | {
 }
 _PREFERRED: Final = ("Landmarks_clean", "retrieval-SfM-120k")
 
+WhiteningParts = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Mean [C] and projection [D, C] of a whitening: L2((x - mean) @ projection.T)."""
+Whitenings = dict[str, WhiteningParts]
+
 
 @dataclass(frozen=True, eq=False)
 class ImportedModel:
     """A released network, and its whitening if the file has one.
 
-    Whitened descriptors are L2((x - whitening_mean) @ whitening_projection.T).
-
     Attributes:
         net: the network, in evaluation mode.
         whitening: the name of the whitening that was chosen.
-        whitening_mean: [C] float32.
-        whitening_projection: [D, C] float32.
-        whitening_power: the power of the variances, if the whitening is a PCA.
+        parts: mean [C] and projection [D, C] of this whitening.
+        info: whether it is a PCA, and its power.
         whitenings: the names of all whitenings in the file.
         notes: sentences to show to the user.
     """
 
     net: RetrievalNet
     whitening: str | None = None
-    whitening_mean: NDArray[np.float32] | None = None
-    whitening_projection: NDArray[np.float32] | None = None
-    whitening_power: float | None = None
+    parts: WhiteningParts | None = None
+    info: WhiteningInfo | None = None
     whitenings: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 
@@ -87,9 +87,7 @@ def import_model(
         InputError: the file is not such a checkpoint, its network has an unsupported part, or it
             contains anything but data.
     """
-    from listwise.models.restricted import (
-        read_checkpoint,
-    )  # imports listwise.data, which needs more packages
+    from listwise.data.pickles import read_checkpoint  # its package needs more packages
 
     path = Path(path)
     content = read_checkpoint(path)
@@ -109,9 +107,6 @@ def import_model(
             "unknown: give a checkpoint that one of these two projects released"
         )
     return _with_whitening(net, found, whitening, power, path)
-
-
-Whitenings = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 def _with_whitening(
@@ -138,7 +133,31 @@ def _with_whitening(
         )
     others = [name for name in names if name != wanted]
     notes = [f"other whitenings in the file: {', '.join(others)}"] if others else []
-    return ImportedModel(net, wanted, mean, projection, power, names, notes)
+    info = WhiteningInfo(method="imported", power=power)
+    return ImportedModel(net, wanted, (mean, projection), info, names, notes)
+
+
+def import_to_folder(
+    file: str | Path,
+    folder: str | Path,
+    whitening: str | None = None,
+    whiten_power: float = WHITEN_POWER,
+) -> ImportedModel:
+    """Convert a released checkpoint into a model folder; no code in the file is run.
+
+    Args:
+        file: the checkpoint.
+        folder: the model folder to write, which must be new or empty.
+        whitening: name of a whitening in the checkpoint, or none; by default the authors' choice.
+        whiten_power: power of the variances that the whitening divides by, from 0 to 1.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists already: give a new folder")
+    model = import_model(file, whitening, whiten_power)
+    info = ModelInfo(network=model.net.config, whitening=model.info)
+    write_model(folder, ModelFile(info, model.net.plain_state(), model.parts))
+    return model
 
 
 def _naver(

@@ -12,55 +12,46 @@ gives other descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 """
 
 import copy
+import warnings
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.layers import Conv2dSame, SelectAdaptivePool2d
-from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
+from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
-from listwise.models.areas import OwnAreas, convolve_blocks
-from listwise.models.folding import BlockInput, make_folded_copy, perturb, sharing_copy
+from listwise.models.areas import OwnAreas, UnsupportedNetwork
+from listwise.models.folding import sharing_copy
 from listwise.models.net import RetrievalNet
-from listwise.models.pooling import POOLINGS
-from listwise.models.survey import is_plain
 
 # Heights and widths of the trial photos: odd and even, some fill their canvas along one side.
 _TRIAL = ((97, 110), (128, 75), (66, 127))
 # Descriptors in float64 differ by less than this. A wrong border changes them far more.
 _SAME = 1e-7
 
-# The parts of ResNets. `SelectAdaptivePool2d` is not used, because the feature map is not pooled.
-_CONTAINERS = {ResNet, BasicBlock, Bottleneck, nn.Sequential, SelectAdaptivePool2d}
-_LAYERS = {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.Identity, nn.Linear}
-
-_mixes: "WeakKeyDictionary[RetrievalNet, dict[bool, bool]]" = WeakKeyDictionary()
+_mixes: "WeakKeyDictionary[RetrievalNet, bool]" = WeakKeyDictionary()
 
 
 class MixedNet:
     """A network for photos of different shapes in one batch.
 
     It shares the weights of the network. Use it only if `mixes(net)`, in evaluation mode and
-    without gradients: it overwrites values outside of the photos. `fused` is an argument of
-    `OwnAreas`.
+    without gradients: it overwrites values outside of the photos.
     """
 
-    def __init__(self, net: RetrievalNet, fused: bool | None = None) -> None:
-        self._fused = fused
+    def __init__(self, net: RetrievalNet) -> None:
         twin = sharing_copy(net).eval()
         assert isinstance(twin, RetrievalNet)
         self._net = twin
-        for module in twin.modules():
-            if isinstance(module, Conv2dSame):
-                _keep_same_padding(module)
-            elif isinstance(module, nn.Conv2d):
-                _keep_blocks(module)
+        for parent in list(twin.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, Conv2dSame):
+                    setattr(parent, name, _SamePadding(child))
 
     def __call__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of some heights and widths in canvases [B, 3, H, W]: [B, dim].
@@ -68,7 +59,7 @@ class MixedNet:
         Raises:
             UnsupportedNetwork: an operation is not supported, or a photo is too small.
         """
-        areas = OwnAreas(canvases, sizes, self._fused)
+        areas = OwnAreas(canvases, sizes)
         with areas:
             features = self._net.features(canvases)
         own = areas.sizes(features)
@@ -87,42 +78,18 @@ class MixedNet:
         return self._net.finish(vectors)
 
 
-def mixes(net: RetrievalNet, folded: bool = False) -> bool:
+def mixes(net: RetrievalNet) -> bool:
     """Return whether `MixedNet` computes the same descriptors as the network, by a trial.
 
-    With `folded`, the trial is one of the folded copy, as it is used in half precision on a GPU.
     The trial runs a copy in float64 on the CPU. It changes scales and weights of zero: they could
     hide an error until training changes them. The result is remembered for each network.
     """
-    known = _mixes.setdefault(net, {})
-    if folded not in known:
-        known[folded] = is_plain_resnet(net) or _trial(net, folded)
-    return known[folded]
+    if net not in _mixes:
+        _mixes[net] = _trial(net)
+    return _mixes[net]
 
 
-def is_plain_resnet(net: RetrievalNet) -> bool:
-    """Return whether a network is a ResNet of timm as it was published.
-
-    It consists of nothing but layers for which the tests compare mixed batches with single photos,
-    without hooks or changed methods. A trial of it would take about a second.
-    """
-    known = {RetrievalNet, *POOLINGS.values(), *_CONTAINERS, *_LAYERS}
-    return type(net.backbone) is ResNet and all(
-        type(part) in known
-        and is_plain(part)
-        and not _changes_methods(part)
-        and getattr(part, "padding_mode", "zeros") == "zeros"
-        for part in net.modules()
-    )
-
-
-def _changes_methods(module: nn.Module) -> bool:
-    """Return whether a module has functions in place of methods of its class."""
-    own = vars(module).items()
-    return any(callable(value) and hasattr(type(module), name) for name, value in own)
-
-
-def _trial(net: RetrievalNet, folded: bool) -> bool:
+def _trial(net: RetrievalNet) -> bool:
     generator = torch.Generator().manual_seed(0)
     try:
         with (
@@ -134,7 +101,7 @@ def _trial(net: RetrievalNet, folded: bool) -> bool:
             twin = copy.deepcopy(net).cpu().double().eval()
             for parameter in twin.parameters():
                 if parameter.ndim < 2 or not parameter.any():  # may multiply others by zero
-                    perturb(parameter, generator)
+                    _perturb(parameter, generator)
             height, width = (max(sides) for sides in zip(*_TRIAL, strict=True))
             canvases = torch.zeros(len(_TRIAL), 3, height, width, dtype=torch.float64)
             alone = []
@@ -142,32 +109,44 @@ def _trial(net: RetrievalNet, folded: bool) -> bool:
                 photo = canvas[:, :high, :wide]
                 photo.uniform_(generator=generator)
                 alone.append(twin(photo[None]))
-            # A small image is enough to find what can be folded.
-            example = canvases[:1, :, :64, :64]
-            tried = make_folded_copy(twin, example, None) if folded else None
-            if tried is not None:
-                together = MixedNet(cast(RetrievalNet, tried.module), fused=True)(canvases, _TRIAL)
-            else:
-                together = MixedNet(twin)(canvases, _TRIAL)
-    except Exception:  # code of the user may raise anything
+            together = MixedNet(twin)(canvases, _TRIAL)
+    except (UnsupportedNetwork, InputError):
+        return False
+    except Exception as error:  # code of the user may raise anything
+        warnings.warn(
+            "photos of different shapes are not computed in one batch, because a trial of the "
+            f"network failed ({first_line(error)})",
+            ListwiseWarning,
+            stacklevel=2,
+        )
         return False
     return bool((together - torch.cat(alone)).abs().max() < _SAME)
 
 
-def _keep_same_padding(conv: nn.Conv2d) -> None:
-    """Pass the padding of TensorFlow on to `OwnAreas`: it depends on the size of each photo."""
+def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
+    """Change every element by 5 to 15 % of the root mean square of the tensor.
 
-    def forward(x: Tensor) -> Tensor:
+    A tensor of zeros is changed as if it had the usual size of initial weights.
+    """
+    size = tensor.square().mean().sqrt()
+    inputs = tensor[0].numel() if tensor.ndim else 1
+    size = torch.where(size > 0, size, inputs**-0.5)
+    noise = torch.empty_like(tensor).uniform_(-1, 1, generator=generator)
+    tensor.add_(0.1 * size * (noise + 0.5 * noise.sign()))
+
+
+class _SamePadding(nn.Module):
+    """A convolution with the padding of TensorFlow, which depends on the size of each photo.
+
+    It passes the padding on to `OwnAreas`.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute feature maps: [B, I, h, w] -> [B, O, H, W]."""
+        conv = self.conv
         how: Any = conv.stride, "same", conv.dilation, conv.groups
         return F.conv2d(x, conv.weight, conv.bias, *how)
-
-    conv.forward = forward  # type: ignore[method-assign,assignment]
-
-
-def _keep_blocks(conv: nn.Conv2d) -> None:
-    """Show the convolution of images in a `FoldedCopy` to `OwnAreas` as one operation."""
-    for key, hook in conv._forward_pre_hooks.items():
-        if isinstance(hook, BlockInput):
-            del conv._forward_pre_hooks[key]
-            conv.forward = partial(convolve_blocks, conv=conv, blocks=hook)  # type: ignore[method-assign]
-            return

@@ -8,20 +8,40 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from listwise.errors import InputError
 from listwise.models.backbone import pooled_length, split_features
 from listwise.models.pooling import POOLINGS, TOKEN_POOLINGS, make_pooling, pool
-from listwise.models.storage import NetConfig, fingerprint, read_network, write_network
+from listwise.models.storage import (
+    ModelFile,
+    ModelInfo,
+    NetConfig,
+    fingerprint,
+    model_path,
+    read_model,
+    write_model,
+)
 from listwise.models.weights import fit_state, load_backbone
 from listwise.plugins import CUSTOM, custom_name
 
 _ALL_POOLINGS = POOLINGS | TOKEN_POOLINGS
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
-class RetrievalNet(nn.Module):
+class Network(nn.Module):
+    """Maps images [B, 3, H, W] to unit descriptors [B, dim]: a `RetrievalNet`, or an ONNX file."""
+
+    config: NetConfig
+    dim: int
+    mean: Tensor
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of everything that descriptors depend on."""
+        raise NotImplementedError
+
+
+class RetrievalNet(Network):
     """A network that maps images [B, 3, H, W] to unit descriptors [B, dim].
 
     It consists of a backbone, a pooling, an optional projection, and L2 normalization. Images are
@@ -47,7 +67,7 @@ class RetrievalNet(nn.Module):
 
     Attributes:
         dim: the length of the descriptors.
-        config: the architecture and preprocessing, as saved in `config.json`.
+        config: the architecture and preprocessing, as saved with the weights.
 
     Examples:
         >>> net = RetrievalNet("resnet18", weights="random")
@@ -55,7 +75,6 @@ class RetrievalNet(nn.Module):
         torch.Size([2, 512])
     """
 
-    mean: Tensor
     std: Tensor
 
     def __init__(
@@ -95,16 +114,13 @@ class RetrievalNet(nn.Module):
             image_size=side,
             provenance={"weights": source, "timm": timm.__version__},
         )
-        self._register_preprocessing()
+        for name, values in (("mean", self.config.mean), ("std", self.config.std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
         # A module of the user may be on any device and in any precision.
         example = next(self.backbone.parameters(), None)
         if example is not None:
             self.to(device=example.device, dtype=example.dtype)
         self.train()
-
-    def _register_preprocessing(self) -> None:
-        for name, values in (("mean", self.config.mean), ("std", self.config.std)):
-            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute descriptors: [B, 3, H, W], uint8 or float in [0, 1] -> [B, dim], unit rows."""
@@ -138,7 +154,7 @@ class RetrievalNet(nn.Module):
         """Set training mode for everything but batch norm, which stays frozen."""
         super().train(mode)
         for module in self.modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, _BATCH_NORMS):
                 module.eval()
         return self
 
@@ -150,8 +166,8 @@ class RetrievalNet(nn.Module):
         return fingerprint(self.config, self.plain_state())
 
     def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.json` to a folder, each of them atomically."""
-        write_network(Path(folder), self.config, self.plain_state())
+        """Write `model.safetensors` to a folder, atomically; or a file with this ending."""
+        write_model(folder, ModelFile(ModelInfo(network=self.config), self.plain_state()))
 
     def plain_state(self) -> dict[str, Tensor]:
         """Return the state dict, with low-rank changes merged into the weights.
@@ -184,29 +200,42 @@ class RetrievalNet(nn.Module):
         """Load a saved network, in evaluation mode; no code in the folder is run.
 
         Args:
-            folder: the folder that `save` wrote.
+            folder: the folder or file that `save` wrote.
             device: where to put the network.
             backbone: your backbone module, if the network was created with one; its weights are
                 replaced by the saved ones.
             pooling: your pooling module, if the network was created with one.
         """
-        config, state = read_network(Path(folder))
-        missing = []
+        path = model_path(folder)
+        net = cls.of_file(read_model(path), path, backbone=backbone, pooling=pooling)
+        return net.to(device=device)
+
+    @classmethod
+    def of_file(
+        cls,
+        content: ModelFile,
+        path: Path,
+        *,
+        backbone: nn.Module | None = None,
+        pooling: nn.Module | None = None,
+    ) -> Self:
+        """Create the network of a file that was read from `path`; `backbone` as in `load`."""
+        config, missing = content.info.network, []
         for kind, part in (("backbone", backbone), ("pooling", pooling)):
             recorded = getattr(config, kind)
             if part is not None and not recorded.startswith(CUSTOM):
-                raise InputError(f"{folder} has the {kind} {recorded!r}: do not pass a `{kind}`")
+                raise InputError(f"{path} has the {kind} {recorded!r}: do not pass a `{kind}`")
             if part is None and recorded.startswith(CUSTOM):
                 missing.append((kind, recorded.removeprefix(CUSTOM)))
         if missing:
             made_of = " and ".join(f"a {kind} of your own, {name}" for kind, name in missing)
             how = ", ".join(f"{kind}={name.rpartition('.')[2]}()" for kind, name in missing)
             raise InputError(
-                f"{folder} has {made_of}: pass it again, as in RetrievalNet.load(folder, {how})"
+                f"{path} has {made_of}: pass it again, as in RetrievalNet.load(folder, {how})"
             )
-        failure = f"the weights in {folder} do not fit its config.json"
-        net = cls.build(config, state, failure, backbone=backbone, pooling=pooling)
-        return net.to(device=device)
+        failure = f"the weights in {path} do not fit its settings"
+        state = dict(content.state)
+        return cls.build(config, state, failure, backbone=backbone, pooling=pooling)
 
     @classmethod
     def build(
@@ -271,5 +300,5 @@ def live_batch_norms(module: nn.Module) -> list[str]:
     return [
         name
         for name, part in module.named_modules()
-        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+        if isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
     ]

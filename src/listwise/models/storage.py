@@ -1,40 +1,36 @@
-"""Save and load networks: a folder with `model.safetensors` and `config.json`, without pickles."""
+"""The file of a model: weights, whitening, calibration and settings in one safetensors file."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    JsonValue,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from listwise.calibration import Calibration
 from listwise.errors import InputError
-from listwise.files import write_tensors, write_text
+from listwise.files import FileHeader, write_tensors
+from listwise.settings import Expansion, check_scales
 
-FORMAT_VERSION: Final = 1
-WEIGHTS_FILE: Final = "model.safetensors"
-CONFIG_FILE: Final = "config.json"
-# Key of the fingerprint in the metadata of the weights file. Folders of earlier versions lack it.
-FINGERPRINT: Final = "fingerprint"
+MODEL_FILE: Final = "model.safetensors"
+# Keys of the metadata: the JSON of the settings, and the SHA-256 of the whole content.
+KEY: Final = "listwise"
+_CHECKSUM: Final = "checksum"
+_WHITENING: Final = ("whitening.mean", "whitening.projection")
 
-C = TypeVar("C", bound=BaseModel)
+H = TypeVar("H", bound=FileHeader)
 
 
 class NetConfig(BaseModel):
-    """The architecture, preprocessing and origin of a network: the content of `config.json`.
+    """The architecture, preprocessing and origin of a network.
 
     Attributes:
-        format_version: the version of the file format.
         backbone: the name of the timm model, or of the user's class.
         pooling: the name of the pooling, or of the user's class.
         projection: the output dimensions of the linear layer, if there is one.
@@ -49,7 +45,6 @@ class NetConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format_version: int = FORMAT_VERSION
     backbone: str
     pooling: str
     projection: int | None = None
@@ -60,62 +55,170 @@ class NetConfig(BaseModel):
     provenance: dict[str, JsonValue] = {}
     teacher: str | None = None
 
-    @model_serializer(mode="wrap")
-    def _leave_out_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `teacher` without a teacher: versions before distillation refuse the name."""
-        fields: dict[str, Any] = write(self)
-        return {name: value for name, value in fields.items() if name != "teacher" or value}
 
+class WhiteningInfo(BaseModel):
+    """How a whitening was learned.
 
-def write_network(folder: Path, config: NetConfig, state: Mapping[str, Tensor]) -> str:
-    """Write both files atomically, and return the fingerprint of the network.
-
-    The config comes last and marks the folder as complete.
+    Attributes:
+        method: "pca", "supervised", "imported" from a released checkpoint, "prefix", which only
+            keeps the first dimensions, or "adapter", a linear layer that was trained from an index.
+        power: the power of the variances that the PCA divides by.
+        learned_from: the number of descriptors.
+        shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(
-            f"{folder} is a file, but a network is saved as a folder: choose another name"
-        )
-    found = fingerprint(config, state)
-    write_tensors(folder / WEIGHTS_FILE, state, {FINGERPRINT: found})
-    write_text(folder / CONFIG_FILE, config.model_dump_json(indent=2) + "\n")
-    return found
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["pca", "supervised", "imported", "prefix", "adapter"]
+    power: float | None = None
+    learned_from: int | None = None
+    shrinkage: float | None = None
 
 
-def read_network(folder: Path) -> tuple[NetConfig, dict[str, Tensor]]:
-    """Read the files that `write_network` wrote; no code in them is run.
+def default_max_side(device: str) -> int:
+    """Return the long side that photos are reduced to for a model that records no size.
+
+    On a GPU it is the paper's test size; a CPU takes four times as long for it as for 512.
+    """
+    return 1024 if device == "cuda" else 512
+
+
+class ModelSettings(BaseModel):
+    """Settings of a model that apply wherever a user gives none.
+
+    Training chooses the size, learning a whitening keeps the one that it was learned at, and
+    `listwise tune` chooses scales, power and expansion.
+
+    Attributes:
+        max_side: the long side that larger photos are reduced to; 0 for the original size; None
+            for the default of the machine (see `default_max_side`).
+        scales: the sizes at which each photo is described, as factors.
+        power: the power of the mean over the scales.
+        expansion: α query expansion; None for a search without it.
+        source: the validation photos.
+        photos: the number of validation photos that were searched for.
+        start_map: validation mAP before.
+        validation_map: validation mAP with these settings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_side: int | None = Field(None, ge=0)
+    scales: tuple[float, ...] = (1.0,)
+    power: float = Field(3.0, gt=0)
+    expansion: Expansion | None = None
+    source: str = ""
+    photos: int = 0
+    start_map: float = 0.0
+    validation_map: float = 0.0
+
+    _usable = field_validator("scales")(check_scales)
+
+
+class ModelInfo(FileHeader):
+    """What the file of a model holds besides its weights, as JSON.
+
+    Attributes:
+        network: the architecture and preprocessing of the network.
+        whitening: how the whitening was learned; None without a whitening.
+        tuned: settings that apply where a user gives none, such as `max_side` and `scales`.
+        calibration: turns scores into probabilities.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    network: NetConfig
+    whitening: WhiteningInfo | None = None
+    tuned: ModelSettings | None = None
+    calibration: Calibration | None = None
+
+
+class ModelFile(NamedTuple):
+    """The content of the file of a model.
+
+    Attributes:
+        info: architecture and settings.
+        state: the state dict of the network.
+        whitening: mean [C] and projection [D, C] of the whitening; None without one.
+    """
+
+    info: ModelInfo
+    state: Mapping[str, Tensor]
+    whitening: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
+
+    def with_info(self, **values: Any) -> "ModelFile":
+        """Return a copy with other values in `info`."""
+        return self._replace(info=self.info.model_copy(update=values))
+
+
+def model_path(path: str | Path) -> Path:
+    """Return the file of a model: `path` itself, or `model.safetensors` in the folder `path`."""
+    path = Path(path).expanduser()
+    return path if path.suffix == ".safetensors" else path / MODEL_FILE
+
+
+def write_model(path: str | Path, content: ModelFile) -> None:
+    """Write the file of a model; an earlier one is replaced atomically.
+
+    Args:
+        path: a folder, which gets the file `model.safetensors`, or a file with this ending.
+        content: what to write.
+    """
+    whitening = map(torch.from_numpy, content.whitening or ())
+    tensors = {**content.state, **dict(zip(_WHITENING, whitening, strict=False))}
+    write_parts(model_path(path), content.info, tensors)
+
+
+def read_model(path: str | Path) -> ModelFile:
+    """Read what `write_model` wrote; no code in the file is run.
 
     Raises:
-        InputError: a file is missing or damaged, or does not match the saved fingerprint.
+        InputError: the file is missing, damaged, of a newer version, or not a model of Listwise.
     """
-    if not folder.is_dir():
-        raise InputError(f"no model folder {folder}: give a folder that contains {CONFIG_FILE}")
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} is not a complete model folder: expected {name}")
-    config = read_config(folder / CONFIG_FILE, NetConfig)
-    state, saved = read_weights(folder / WEIGHTS_FILE)
-    check_fingerprint(folder, saved, fingerprint(config, state))
-    return config, state
+    info, tensors = read_parts(model_path(path), ModelInfo, "model")
+    mean, projection = (tensors.pop(name, None) for name in _WHITENING)
+    if mean is None or projection is None:
+        return ModelFile(info, tensors)
+    return ModelFile(info, tensors, (mean.numpy(), projection.numpy()))
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Read the tensors of a weights file, and the fingerprint saved with them if it has one."""
+def write_parts(path: Path, info: FileHeader, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors and the JSON of `info` to a safetensors file, atomically, with a checksum."""
+    if path.parent.exists() and not path.parent.is_dir():
+        raise InputError(
+            f"{path.parent} is a file, but a model is saved in a folder: choose another name"
+        )
+    text = info.model_dump_json()
+    write_tensors(path, tensors, {KEY: text, _CHECKSUM: state_digest({KEY: text}, tensors)})
+
+
+def read_parts(path: Path, kind: type[H], what: str) -> tuple[H, dict[str, Tensor]]:
+    """Read what `write_parts` wrote; errors name `what` it should be."""
+    if not path.parent.is_dir():
+        raise InputError(f"no {what} folder {path.parent}: give the folder or the file {path.name}")
+    if not path.is_file():
+        raise InputError(f"{path.parent} is not a {what} folder: expected {path.name}")
+    tensors, metadata = read_tensors(path)
+    if KEY not in metadata:
+        raise InputError(
+            f"{path} is not a {what} of Listwise: give the weights of a timm backbone as `weights`"
+        )
+    if metadata.get(_CHECKSUM) != state_digest({KEY: metadata[KEY]}, tensors):
+        raise InputError(
+            f"{path} is damaged or was edited: its content does not match its checksum; copy it "
+            "again, or train again"
+        )
+    return kind.parse(metadata[KEY], path, f"give a {what}, or copy it again"), tensors
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and the metadata of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            saved = (file.metadata() or {}).get(FINGERPRINT)
-            return {key: file.get_tensor(key) for key in file.keys()}, saved  # noqa: SIM118
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is damaged ({error}): copy it again, or train again") from error
-
-
-def check_fingerprint(folder: Path, saved: str | None, found: str) -> None:
-    """Raise an `InputError` if the files of a model folder have changed since they were saved."""
-    if saved is not None and saved != found:
-        raise InputError(
-            f"{folder} is damaged or was edited: {WEIGHTS_FILE} and {CONFIG_FILE} do not match "
-            "the fingerprint saved with them; copy the model folder again, or train again"
-        )
 
 
 def fingerprint(config: NetConfig, state: Mapping[str, Tensor]) -> str:
@@ -133,25 +236,3 @@ def state_digest(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> str:
         # The values without a copy: a network has hundreds of megabytes of them.
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def read_config(path: Path, kind: type[C], what: str = "network") -> C:
-    """Read a `config.json`; errors name `what` it should describe."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error})") from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise InputError(
-            f"{path} was written by a newer Listwise (format {version}, this one reads "
-            f"{FORMAT_VERSION}): pip install --upgrade listwise"
-        )
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise InputError(
-            f"{path} is not the config of a {what} ({place}: {first['msg']})"
-        ) from error

@@ -11,7 +11,6 @@ from listwise.blocks import Database
 from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import DescriptorFile, Model, Whitening
-from listwise.descriptors.tuned import Expansion
 from listwise.errors import InputError
 from listwise.evaluation import (
     Results,
@@ -21,7 +20,8 @@ from listwise.evaluation import (
     rank_judged,
 )
 from listwise.search import alpha_query_expansion, refined_search
-from listwise.search.refinement import RefineMethod
+from listwise.search.options import RefineMethod
+from listwise.settings import Expansion, ExtractSettings
 
 Descriptors = NDArray[np.float32]
 
@@ -35,12 +35,14 @@ class BenchmarkDescriptors:
         queries: [Q, C], unit rows.
         database: [N, C], unit rows.
         unreadable: errors of the photos of a labelled set that were left out.
+        settings: size and scales at which the photos were described.
     """
 
     benchmark: Benchmark
     queries: Descriptors
     database: Descriptors
     unreadable: tuple[str, ...] = ()
+    settings: ExtractSettings | None = None
 
     def scores(self, queries: NDArray[np.int64] | None = None) -> Descriptors:
         """Compute the scores of the queries at these positions, by default of all: [q, N]."""
@@ -149,7 +151,8 @@ def describe_benchmark(
     if benchmark.queries is not benchmark.database:
         kept_queries, queries = describe(benchmark.queries)
     readable = benchmark.subset(kept_queries, kept) if unreadable else benchmark
-    return BenchmarkDescriptors(readable, queries, database, tuple(unreadable))
+    used = model.settings(**{name: value for name, value in settings.items() if name != "workers"})
+    return BenchmarkDescriptors(readable, queries, database, tuple(unreadable), used)
 
 
 class _WithDistractors:

@@ -12,14 +12,16 @@ from listwise.data import LabelledImages, read_labelled
 from listwise.data.catalog import Benchmark, find_dataset, find_entry, recognize
 from listwise.data.labelled import label_levels
 from listwise.descriptors import DescriptorFile, Model, load_model
-from listwise.descriptors.settings import Precision
 from listwise.errors import InputError
 from listwise.evaluation import HierarchicalResult, Results, evaluate_hierarchical
+from listwise.pages import percent
 from listwise.progress import counting
 from listwise.results.describe import BenchmarkDescriptors, describe_benchmark, refuse_labels
+from listwise.results.report import ModelSearch, figures_of, format_table, write_report
 from listwise.results.sizes import DescriptorSize, check_dims, evaluate_sizes, format_sizes
-from listwise.results.table import figures_of, format_table, percent
-from listwise.search.refinement import RefineMethod, find_refinement
+from listwise.search.options import RefineMethod
+from listwise.search.refinement import find_refinement
+from listwise.settings import Precision
 
 BEST = " + SP + diffusion"
 """End of the name of the row with local features."""
@@ -98,8 +100,6 @@ class Evaluation:
             command: command to show in the report.
             on_progress: called with the number of thumbnails done and in total.
         """
-        from listwise.results.report import ModelSearch, TableRow, report_models, write_report
-
         benchmark, rows = self.benchmark, self.rows
         notes, results = [], self.results
         if self.distractors:
@@ -111,15 +111,13 @@ class Evaluation:
         searches = [
             ModelSearch(name, found.scores, results[name]) for name, found in self.described.items()
         ]
-        paths = benchmark.queries.paths, benchmark.database.paths
-        models = report_models(searches, benchmark.judged, *paths, classes=_classes(benchmark))
         return write_report(
             path,
             f"{' and '.join(self.described)} on {benchmark.name}",
-            [replace(model, figures=rows[model.name]) for model in models],
-            benchmark=benchmark.name,
+            searches,
+            benchmark,
+            table={name: rows[name] for name in [*self.described, *rows]},
             command=command,
-            table=[TableRow(name, rows[name]) for name in rows if name not in self.described],
             notes=notes,
             on_progress=on_progress,
         )
@@ -154,31 +152,32 @@ def evaluate(
         model: a model, or the folder of a model.
         benchmark: the name or folder of a data set, labelled photos (class folders, a .csv or
             .parquet table), or the result of `open_benchmark` or `read_labelled`.
-        against: another model to compare with.
-        database_model: the teacher of `model`, which then describes the database; `model`
-            describes the queries (asymmetric search).
-        expand: also evaluate with α query expansion; by default if the model was tuned to it.
-        refine: also evaluate with the first images re-ranked by their global descriptors:
-            "superglobal", "diffusion", or a list of both.
-        quality: "best" also evaluates with the first 100 images verified by local features, and
-            diffusion from those that match.
-        distractors: descriptors of further photos by the same model, all negatives.
-        dims: also evaluate the first dimensions of the descriptors at these lengths, stored as
-            float32, as int8 and as one bit per dimension.
-        levels: also compute H-AP, NDCG and the mAP of each level, for labels with levels such as
-            bird/sparrow. The time grows with the square of the number of photos.
-        features: folder that keeps the local features for later calls; local-NAME-1000 by default.
-        data: folder that holds the data sets; `data` by default.
-        split: use only this split of labelled photos.
-        max_side: long side that larger photos are reduced to; 0 for the original size. By default
-            that of a tuned model, or the original size.
-        scales: sizes at which each photo is described, as factors; by default those of a tuned
-            model, or (1.0,).
-        power: exponent of the generalized mean over the scales; 3 by default.
-        precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it.
-        workers: number of processes that decode photos; by default it depends on the cores.
-        device: where models given as folders run: cpu, cuda, cuda:1 ...; auto uses a GPU if
-            present.
+        against: second model to compare with.
+        database_model: model that describes the database, if `model` was trained with it as its
+            teacher.
+        expand: also evaluate with query expansion (αQE); by default if the model was tuned with it.
+        refine: also evaluate with this re-ranking of the first results by their global descriptors;
+            several can be given.
+        quality: quality of the results; best also evaluates local features and diffusion together,
+            as a search with this quality uses them.
+        distractors: descriptor file of photos to add to the database as negatives.
+        dims: also evaluate the first dimensions of the descriptors at these lengths, such as
+            512,128, stored as float32, int8 and one bit per dimension.
+        levels: also compute H-AP, NDCG and the mAP of each level, for labels such as bird/sparrow.
+            The time grows with the square of the number of photos.
+        features: folder for the local features of `quality="best"`, which later evaluations reuse;
+            by default local-BENCHMARK-1000.
+        data: folder that contains the data sets; by default data.
+        split: use only the photos of this split, such as test.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU.
+        scales: scales at which each photo is described, such as 1,0.7071,0.5; by default those of a
+            tuned model, or 1.
+        power: power of the generalized mean over the descriptors of several scales; by default 3.
+        precision: precision in which the network computes; by default bfloat16 on a GPU that
+            supports it.
+        workers: number of processes that decode photos; by default from the number of CPU cores.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         on_progress: called with the number of photos just described; by default a terminal shows
             a progress bar.
 
@@ -192,10 +191,7 @@ def evaluate(
     options = {f" + {find_refinement(each).label}": {"refine": each} for each in methods}
     opened = open_benchmark(benchmark, data, split, levels)
     refuse_labels(opened, bool(expand), refine, distractors)
-    _check_quality(quality, opened, distractors)
-    _check_levels(levels, opened, database_model)
-    if distractors is not None and against is not None:
-        raise InputError("`distractors` belong to one model: leave out `against`")
+    _check_options(opened, quality, levels, against, database_model, distractors)
     if isinstance(distractors, str | Path):
         distractors = DescriptorFile.open(distractors)
     settings = {"max_side": max_side, "scales": scales, "power": power, "precision": precision}
@@ -212,35 +208,25 @@ def evaluate(
             check_dims(dims, network.dim)
             teacher = _open_teacher(database_model, network, device)
         with nullcontext(on_progress) if on_progress else counting("describing", photos) as done:
-            described[name] = _describe(network, teacher, opened, done, workers, settings)
+            found = describe_benchmark(network, opened, done, workers=workers, **settings)
+            if teacher is not None:
+                theirs = describe_benchmark(teacher, opened, done, workers=workers, **settings)
+                found = replace(found, database=theirs.database)
+            described[name] = found
         for suffix, how in (_expansion(network, opened, expand) | options).items():
             started = time.perf_counter()
             results[name + suffix] = described[name].evaluate(distractors=distractors, **how)
             seconds = time.perf_counter() - started
             milliseconds[name + suffix] = 1000 * seconds / max(1, len(opened.judged))
         if quality == "best":
+            from listwise.results.local import evaluate_best  # its packages are an extra
+
             best = name + BEST
-            results[best], milliseconds[best] = _evaluate_best(described[name], features, workers)
+            results[best], milliseconds[best] = evaluate_best(described[name], features, workers)
     sizes = evaluate_sizes(described[name], dims)
     added = len(distractors) if distractors else 0
-    found = _evaluate_levels(described[name]) if levels else None
-    return Evaluation(described, results, added, milliseconds, sizes, found)
-
-
-def _describe(
-    network: Model,
-    teacher: Model | None,
-    benchmark: Benchmark,
-    on_progress: Callable[[int], object],
-    workers: int | None,
-    settings: dict[str, Any],
-) -> BenchmarkDescriptors:
-    """Describe a benchmark with a model, and its database with the teacher if there is one."""
-    found = describe_benchmark(network, benchmark, on_progress, workers=workers, **settings)
-    if teacher is None:
-        return found
-    theirs = describe_benchmark(teacher, benchmark, on_progress, workers=workers, **settings)
-    return replace(found, database=theirs.database)
+    of_levels = _evaluate_levels(described[name]) if levels else None
+    return Evaluation(described, results, added, milliseconds, sizes, of_levels)
 
 
 def _open_teacher(source: Model | str | Path | None, student: Model, device: str) -> Model | None:
@@ -256,16 +242,30 @@ def _open_teacher(source: Model | str | Path | None, student: Model, device: str
     return teacher
 
 
-def _check_levels(levels: bool, benchmark: Benchmark, database_model: object) -> None:
-    """Refuse `levels` for labels that have none."""
-    if not levels:
-        return
-    if database_model is not None:
+def _check_options(
+    benchmark: Benchmark,
+    quality: str,
+    levels: bool,
+    against: object,
+    database_model: object,
+    distractors: object,
+) -> None:
+    """Refuse an unknown quality, and options that the benchmark or each other do not allow."""
+    if quality not in ("fast", "best"):
+        raise InputError(f"`quality` must be fast or best, not {quality!r}")
+    if quality == "best" and (benchmark.labelled or distractors is not None):
+        raise InputError(
+            "`quality` best is for benchmarks whose queries are judged photo by photo, without "
+            "`distractors`"
+        )
+    if distractors is not None and against is not None:
+        raise InputError("`distractors` belong to one model: leave out `against`")
+    if levels and database_model is not None:
         raise InputError("`levels` are metrics of one model: leave out `database_model`")
     images = benchmark.database
     own = isinstance(images, LabelledImages) and images is benchmark.queries
     names = images.class_names if isinstance(images, LabelledImages) else ()
-    if not own or label_levels(names).shape[1] == 1:
+    if levels and (not own or label_levels(names).shape[1] == 1):
         raise InputError(
             f"the labels of {benchmark.name} have no levels: give labels such as bird/sparrow, or "
             "leave out `levels`"
@@ -278,28 +278,6 @@ def _evaluate_levels(described: BenchmarkDescriptors) -> HierarchicalResult:
     assert isinstance(images, LabelledImages)
     groups = label_levels(images.class_names)[images.labels]
     return evaluate_hierarchical(described.database, groups)
-
-
-def _evaluate_best(
-    described: BenchmarkDescriptors, features: str | Path | None, workers: int | None
-) -> tuple[Results, float]:
-    """Return the metrics with local features, which need their own extra, and the time."""
-    from listwise.results.best import benchmark_features, evaluate_best
-
-    folder = None if features is None else Path(features)
-    files = benchmark_features(described.benchmark, folder, workers)
-    return evaluate_best(described, files, workers)
-
-
-def _check_quality(quality: str, benchmark: Benchmark, distractors: object) -> None:
-    """Refuse an unknown quality, and one that the benchmark does not allow."""
-    if quality not in ("fast", "best"):
-        raise InputError(f"`quality` must be fast or best, not {quality!r}")
-    if quality == "best" and (benchmark.labelled or distractors is not None):
-        raise InputError(
-            "`quality` best is for benchmarks whose queries are judged photo by photo, without "
-            "`distractors`"
-        )
 
 
 def _check_distractors(file: DescriptorFile, model: Model, settings: dict[str, Any]) -> None:
@@ -356,14 +334,6 @@ def open_benchmark(
     return find_dataset(source, data).benchmark()
 
 
-def _classes(benchmark: Benchmark) -> list[str] | None:
-    """Return the class of each query of a labelled benchmark."""
-    queries = benchmark.queries
-    if not benchmark.labelled or not isinstance(queries, LabelledImages):
-        return None
-    return [queries.class_names[label] for label in queries.labels.tolist()]
-
-
 def _name_models(
     model: Model | str | Path, against: Model | str | Path | None
 ) -> dict[str, Model | str | Path]:
@@ -376,11 +346,10 @@ def _name_models(
         (each.folder or each.name or name) if isinstance(each, Model) else Path(each).resolve()
         for name, each in models.items()
     ]
-    whole = [Path(place).parts for place in places]
-    runs = [part[:-1] if len(part) > 1 and part[-1] == "model" else part for part in whole]
-    for parts in (runs, whole):
-        for count in range(1, max(map(len, parts)) + 1):
-            names = ["/".join(part[-count:]) for part in parts]
-            if len(set(names)) == len(names):
-                return dict(zip(names, models.values(), strict=True))
+    paths = [Path(place).parts for place in places]
+    runs = [part[:-1] if len(part) > 1 and part[-1] == "model" else part for part in paths]
+    for count in range(1, max(map(len, runs)) + 1):
+        names = ["/".join(run[-count:]) for run in runs]
+        if len(set(names)) == len(names):
+            return dict(zip(names, models.values(), strict=True))
     raise InputError("`against` is the same model: give another model")

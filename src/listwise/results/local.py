@@ -1,11 +1,11 @@
-"""Local features of a benchmark: extraction, ASMK* scores, and spatial verification."""
+"""Local features of a benchmark: extraction, ASMK* scores, and a search of the best quality."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,24 @@ from numpy.typing import NDArray
 from listwise.data import Images, image_size
 from listwise.data.catalog import Benchmark
 from listwise.errors import InputError
-from listwise.local.asmk.codebook import Codebook
-from listwise.local.asmk.index import AsmkIndex
-from listwise.local.extract import Extractor, extract_features, open_extractor
-from listwise.local.pairs import Pair, verify_pairs
+from listwise.evaluation import Results, evaluate_scores
+from listwise.local.asmk import AsmkIndex
+from listwise.local.codebook import Codebook
+from listwise.local.extract import (
+    Extractor,
+    HessianAffine,
+    extract_features,
+    open_extractor,
+)
+from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
-from listwise.local.verification import Verification
-from listwise.machine import Machine
+from listwise.local.workers import verify_pairs
 from listwise.progress import counting
+from listwise.results.describe import BenchmarkDescriptors
+from listwise.search.refinement import DIFFUSED, diffuse
+
+COUNT: Final = 1000
+"""Maximum number of Hessian-affine features per photo; an index stores about as many."""
 
 Scores = NDArray[np.floating]
 
@@ -38,8 +48,6 @@ class LocalBenchmark:
         queries: features of the queries, inside their boxes.
         database: features of the database.
         scores: ASMK* scores [Q, N].
-        index_bytes: size of the ASMK* index per photo.
-        milliseconds: time of an ASMK* search.
     """
 
     name: str
@@ -47,18 +55,6 @@ class LocalBenchmark:
     queries: FeatureFile
     database: FeatureFile
     scores: Scores
-    index_bytes: float
-    milliseconds: float
-
-    def verify(
-        self,
-        pairs: Iterable[Pair],
-        workers: int | None = None,
-        on_pair: Callable[[int], object] = lambda count: None,
-    ) -> dict[Pair, Verification]:
-        """Verify pairs (query, image), by default on all cores."""
-        processes = Machine.detect("cpu").cores if workers is None else workers
-        return verify_pairs(self.queries, self.database, pairs, processes, on_pair)
 
 
 def describe_local_features(
@@ -100,16 +96,19 @@ def describe_local_features(
             benchmark, extractor, place, workers=workers, on_progress=advance, on_note=on_note
         )
     with progress("indexing and searching", benchmark.photo_count) as advance:
-        index = AsmkIndex.open_or_create(place / f"index-{words.fingerprint[:12]}", words)
+        index = AsmkIndex.create(place / f"index-{words.fingerprint[:12]}", words)
         index.add_file(database, advance)
-        started = time.perf_counter()
-        scores = search_asmk(queries, database, index, advance)
-        seconds = time.perf_counter() - started
+        scores = np.zeros((len(queries), len(database)))
+        for row in range(len(queries)):
+            found = index.search(queries.read(row).descriptors, len(index))
+            for score, photo in zip(*found, strict=True):
+                if photo in database.positions:
+                    scores[row, database.positions[photo]] = score
+            advance(1)
     size = index.info()["bytes_per_photo"]
     on_note(f"{len(index)} photos indexed, {size / 1000:.1f} kB each")
     name = "DELF" if delf else "HesAff-rSIFT"
-    each = 1000 * seconds / max(1, len(queries))
-    return LocalBenchmark(name, place, queries, database, scores, size, each)
+    return LocalBenchmark(name, place, queries, database, scores)
 
 
 def describe_locally(
@@ -128,7 +127,7 @@ def describe_locally(
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for path, images in benchmark_files(benchmark, folder, "arrow").items():
+    for path, images in benchmark_files(benchmark, folder, "features").items():
         if path.exists():
             file = FeatureFile.open(path)
             file.require(extractor.name)
@@ -147,26 +146,48 @@ def describe_locally(
     return files[0], files[1]
 
 
-def search_asmk(
-    queries: FeatureFile,
-    database: FeatureFile,
-    index: AsmkIndex,
-    on_photo: Callable[[int], object] = lambda count: None,
-) -> Scores:
-    """Return the ASMK* scores [Q, N] of queries and a database that is in the index."""
-    table = np.zeros((len(queries), len(database)))
-    for number in range(len(queries)):
-        found, names = index.search(queries.read(number).descriptors, len(index))
-        for score, name in zip(found, names, strict=True):
-            if name in database.positions:
-                table[number, database.positions[name]] = score
-        on_photo(1)
-    return table
-
-
 def benchmark_files(benchmark: Benchmark, folder: Path, ending: str) -> dict[Path, Images]:
     """Return the files of the queries and of the database in a folder, with their photos."""
     return {
         folder / f"queries.{ending}": benchmark.queries,
         folder / f"database.{ending}": benchmark.database,
     }
+
+
+def evaluate_best(
+    described: BenchmarkDescriptors, features: str | Path | None = None, workers: int | None = None
+) -> tuple[Results, float]:
+    """Verify the first 100 images of each query, and re-rank by diffusion from those that match.
+
+    A search with `quality="best"` combines global descriptors and local features in this way.
+
+    Args:
+        described: global descriptors of a benchmark.
+        features: folder for the Hessian-affine features of the benchmark, which later calls reuse;
+            by default local-NAME-1000 in the current folder.
+        workers: number of processes; one per core by default.
+
+    Returns:
+        The metrics of each protocol, and the time per query in milliseconds with all processes:
+        search, verification and diffusion, without the description of the query.
+    """
+    benchmark = described.benchmark
+    folder = Path(features or f"local-{benchmark.name}-{COUNT}")
+    with counting("extracting local features", benchmark.photo_count) as advance:
+        files = describe_locally(
+            benchmark, HessianAffine(COUNT), folder, workers=workers, on_progress=advance
+        )
+    started = time.perf_counter()
+    scores: NDArray[np.float64] = described.scores().astype(np.float64)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :DIFFUSED]
+    pairs = [(query, int(image)) for query, row in enumerate(order) for image in row[:TOP]]
+    found = verify_pairs(*files, pairs, workers)
+    verified = np.zeros(scores.shape, bool)
+    for pair, each in found.items():
+        verified[pair] = each.inliers >= MINIMUM
+    for query, images in enumerate(order):
+        near = diffuse(scores[query, images], described.database[images], verified[query, images])
+        # Similarities are at most 1, so the short list stays ahead of all other images.
+        scores[query, images] = 2 + near
+    milliseconds = 1000 * (time.perf_counter() - started) / max(1, len(scores))
+    return evaluate_scores(scores, benchmark.judged), milliseconds

@@ -13,13 +13,13 @@ from listwise.data import Decoding, Images
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors import Model
 from listwise.descriptors.scales import power_mean, resize_photos
-from listwise.descriptors.settings import ExtractSettings
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.embed import PhotoNet, embed_parts
 from listwise.models.folding import sharing_copy
-from listwise.models.onnx_net import Network
+from listwise.models.net import Network
 from listwise.models.pooling import GeM, SeveralGeM
+from listwise.settings import ExtractSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +101,16 @@ def describe_at_scales(
 
     with explain_lost_workers():
         (found,) = embed_parts(
-            model.net,
+            network,
             images.files(),
             [len(images)],
             Decoding(settings.max_side),
             describe=describe,
-            mixed=network.mixed,
             workers=Machine.detect(str(model.device)).workers() if workers is None else workers,
-            autocast=autocast,
             on_progress=on_progress,
         )
     times = tuple(seconds / max(1, count) for seconds in spent)
-    rows = found.descriptors.float()
+    rows = torch.from_numpy(found.descriptors)
     return ScaledDescriptors(rows, tuple(scales), tuple(powers), times, found.kept, found.errors)
 
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from listwise.descriptors import Whitening
 from listwise.errors import InputError
+from listwise.pages import percent
+from listwise.progress import aligned
 from listwise.results.describe import BenchmarkDescriptors
-from listwise.results.table import percent
 
 Descriptors = NDArray[np.float32]
 
@@ -111,9 +112,5 @@ def format_sizes(sizes: Sequence[DescriptorSize]) -> str:
     for size in sizes:
         maps = (percent(value) for value in size.maps.values())
         lines.append([str(size.dim), size.stored_as, str(size.bytes), *maps])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
+    texts = aligned(lines, left=0)
     return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])

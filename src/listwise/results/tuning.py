@@ -1,15 +1,17 @@
 """Choose the settings of a model by its mAP on validation photos."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from listwise.calibration import fit_calibration
 from listwise.data import LabelledImages
 from listwise.data.catalog import labelled_of
 from listwise.descriptors import Model, Whitening, load_model
@@ -17,19 +19,20 @@ from listwise.descriptors.choosing import (
     Fold,
     choose_whitening,
     learn_directions,
+    select,
     validation_folds,
     without_test_split,
 )
 from listwise.descriptors.loading import find_model_folder
-from listwise.descriptors.tuned import Expansion, TunedSettings
 from listwise.errors import InputError
 from listwise.evaluation import Gain, JudgedQueries, compare_ap, evaluate_descriptors
-from listwise.models.calibration import fit_calibration
-from listwise.models.onnx_net import OnnxNet
 from listwise.models.pooling import GeM
-from listwise.progress import counting
+from listwise.models.storage import ModelSettings
+from listwise.pages import percent
+from listwise.progress import aligned, counting
 from listwise.results.scaling import ScaledDescriptors, describe_at_scales
 from listwise.search import database_augmentation
+from listwise.settings import Expansion
 
 SCALE_SETS = (
     (1.0,),
@@ -106,19 +109,14 @@ class Tuning:
 
     def table(self) -> str:
         """Format the steps as a plain text table, mAP in percent."""
-        rows = [("setting", "value", "mAP", "gain", "cost", "")]
-        rows.append(("start", "", f"{100 * self.start_map:.1f}", "", "", ""))
+        rows = [["setting", "value", "mAP", "gain", "cost", ""]]
+        rows.append(["start", "", percent(self.start_map), "", "", ""])
         for step in self.steps:
             gain = f"{100 * step.gain.value:+.1f} ± {100 * step.gain.error:.1f}"
             verdict = "kept" if step.taken else f"not clearly better: stays {step.before}"
-            value = f"{100 * step.validation_map:.1f}"
-            rows.append((step.setting, step.best, value, gain, f"{step.cost:.1f}", verdict))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join(lines)
+            value = percent(step.validation_map)
+            rows.append([step.setting, step.best, value, gain, f"{step.cost:.1f}", verdict])
+        return "\n".join(aligned(rows, left=len(rows[0])))
 
     def __str__(self) -> str:
         return self.table()
@@ -152,13 +150,13 @@ def tune(
         photos: labelled photos: class folders, a table or list, or the name of a data set. A table
             with the split "val" is validated on this split, and a whitening is learned from its
             other photos, except the split "test".
-        max_side: long side that larger photos are reduced to; by default that of the model's
-            settings, or the original size. It is stored with the settings if one of them changes.
-        max_cost: the maximum number of pixels of a photo at all scales together, relative to one
-            scale; sets of scales with more are not tried.
-        device: where a model given as a folder runs: cpu, cuda, cuda:1 ...; auto uses a GPU if
-            present.
-        workers: number of processes that decode photos; by default it depends on the cores.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU. It
+            is stored if one of the settings changes.
+        max_cost: maximum number of pixels of a photo at all scales together, as a multiple of one
+            scale; by default there is no limit.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
+        workers: number of processes that decode photos; by default from the number of CPU cores.
         progress: show a progress bar; by default on a terminal.
         on_note: called with a sentence about what was left out, and if the model loses its
             calibration.
@@ -176,11 +174,7 @@ def tune(
             f"{model} is the name of a backbone, and tuned settings are kept in a model folder: "
             "save the model in a folder first"
         )
-    if isinstance(opened.net, OnnxNet):
-        raise InputError(
-            f"{opened.folder} is an ONNX file, whose settings cannot be changed: tune the model "
-            "that it was exported from, and export it again"
-        )
+    opened.trainable("tuned")
     name = str(Path(photos).resolve()) if isinstance(photos, str | Path) else "photos"
     labelled = photos if isinstance(photos, LabelledImages) else labelled_of(photos)
     images = without_test_split(labelled)
@@ -189,6 +183,15 @@ def tune(
     if tuning.changed and not isinstance(model, Model) and opened.folder is not None:
         tuning.model.save(opened.folder)
     return tuning
+
+
+class _Chosen(NamedTuple):
+    """Values of the settings; `whitenings` is one for all photos, one for each fold, or none."""
+
+    scales: tuple[float, ...]
+    gem: float | None
+    whitenings: tuple[Whitening, ...]
+    expansion: Expansion | None
 
 
 @dataclass(eq=False)
@@ -204,27 +207,30 @@ class _Search:
     progress: bool | None
     on_note: Callable[[str], object]
     steps: list[TuningStep] = field(default_factory=list)
-    unseen: list[Whitening] = field(default_factory=list)
 
     def run(self) -> Tuning:
         folds, final = validation_folds(self.images)
         chosen = np.concatenate([fold.validate for fold in folds])
         self.settings = self.model.settings(self.max_side)
+        self.on_note(self.model.size_note(self.max_side))
         self.found = self._describe(chosen)
-        # Fold by fold, as choose_whitening returns its results.
+        # Fold by fold, as choose_whitening takes them.
         self.chosen = chosen[self.found.kept]
         self.labels = self.images.labels[self.chosen]
         folds = [Fold(f.learn, f.validate[np.isin(f.validate, self.chosen)]) for f in folds]
         ends = np.cumsum([len(fold.validate) for fold in folds])
         self.lists = np.split(np.arange(len(self.chosen)), ends[:-1])
         self.whitening = self.model.whitening
-        self.expansion = None if self.model.tuned is None else self.model.tuned.expansion
-        self.scales = self.settings.scales
-        self.gem = self.found.powers[0]
-        self.ap = start = self._measure(self._rows(), self.expansion)
-        seconds = self.found.seconds(self.scales)
-        self._try_scales()
-        self._try_gem()
+        whitenings = () if self.whitening is None else (self.whitening,)
+        tuned = None if self.model.tuned is None else self.model.tuned.expansion
+        first = _Chosen(self.settings.scales, self.found.powers[0], whitenings, tuned)
+        self.now, self.ap = first, self._measure(first)
+        start = self.ap
+        by_scales = {_listed(each): first._replace(scales=each) for each in self.sets[1:]}
+        self._try("scales", _listed(first.scales), by_scales, stepwise=True)
+        powers = [power for power in self.found.powers[1:] if power is not None]
+        by_power = {f"{power:g}": self.now._replace(gem=power) for power in powers}
+        self._try("GeM power", f"{first.gem:g}" if first.gem else "", by_power)
         self._try_whitening(folds, final)
         self._try_expansion()
         return Tuning(
@@ -234,26 +240,25 @@ class _Search:
             validation_map=float(np.nanmean(self.ap)),
             queries=int((~np.isnan(start)).sum()),
             classes=len(np.unique(self.labels)),
-            start_seconds=seconds,
-            seconds=self.found.seconds(self.scales),
+            start_seconds=self.found.seconds(first.scales),
+            seconds=self.found.seconds(self.now.scales),
         )
 
     def _describe(self, chosen: npt.NDArray[np.int64]) -> ScaledDescriptors:
         images = self.images.subset(chosen)
-        sets = self._scale_sets(images)
+        self.sets = self._scale_sets(images)
         pooling = self.model.net.pooling
         powers: list[float | None] = [None]
         if isinstance(pooling, GeM):
             learned = float(pooling.p.detach())
             powers = [learned, *(round(learned * factor, 3) for factor in GEM_FACTORS)]
-        scales = sorted({1.0, *(scale for each in sets for scale in each)})
+        scales = sorted({1.0, *(scale for each in self.sets for scale in each)})
         with counting("describing", len(images), self.progress) as advance:
             found = describe_at_scales(
                 self.model, images, self.settings, scales, powers, self.workers, advance
             )
         if found.errors:
             self.on_note(f"{len(found.errors)} photos cannot be read; the first: {found.errors[0]}")
-        self.sets = sets
         return found
 
     def _scale_sets(self, images: LabelledImages) -> list[tuple[float, ...]]:
@@ -276,37 +281,31 @@ class _Search:
             )
         return [first, *sorted(fitting, key=pixels)]
 
-    def _try_scales(self) -> None:
-        """Try the sets from the cheapest to the most expensive; each must be clearly better."""
-        before, start, kept, best = self.scales, self.ap, None, None
-        for scales in self.sets[1:]:
-            ap = self._measure(self._rows(scales=scales), self.expansion)
-            gain = compare_ap(ap, self.ap, self.labels)
-            if gain.clear:
-                self.scales, self.ap, kept = scales, ap, (scales, ap)
-            if best is None or np.nanmean(ap) > np.nanmean(best[1]):
-                best = (scales, ap)
-        shown = kept or best
-        if shown is not None:
-            gain = compare_ap(shown[1], start, self.labels)
-            self._note("scales", _listed(before), _listed(shown[0]), shown[1], gain, bool(kept))
+    def _try(
+        self, setting: str, before: str, options: Mapping[str, _Chosen], stepwise: bool = False
+    ) -> bool:
+        """Keep the best of some values, by their names, if it is clearly better.
 
-    def _try_gem(self) -> None:
-        before = self.gem
-        tried = [
-            (power, self._measure(self._rows(gem=power), self.expansion))
-            for power in self.found.powers[1:]
-        ]
-        if before is None or not tried:
-            return
-        best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
-        gain = compare_ap(ap, self.ap, self.labels)
+        With `stepwise`, the values become more expensive, and each must be clearly better than the
+        last one that was.
+        """
+        tried = {name: self._measure(each) for name, each in options.items()}
+        if not tried:
+            return False
+        candidates, last = tried, self.ap
+        for name, ap in tried.items() if stepwise else ():
+            if compare_ap(ap, last, self.labels).clear:
+                candidates, last = {name: ap}, ap
+        best, ap, gain = select(candidates, self.ap, self.labels)
+        cost = self.found.seconds(options[best].scales) / max(self.found.seconds((1.0,)), 1e-9)
+        value = float(np.nanmean(ap))
+        self.steps.append(TuningStep(setting, before, best, value, gain, cost, gain.clear))
         if gain.clear:
-            self.gem, self.ap = best, ap
-        self._note("GeM power", f"{before:g}", f"{best:g}", ap, gain, gain.clear)
+            self.now, self.ap = options[best], ap
+        return gain.clear
 
     def _try_whitening(self, folds: Sequence[Fold], final: npt.NDArray[np.int64]) -> None:
-        plain = self._rows(whiten=False)
+        plain = self._rows(self.now._replace(whitenings=()))
         wanted = np.unique(np.concatenate([final, *(fold.learn for fold in folds)]))
         others = np.setdiff1d(wanted, self.chosen)
         if len(others) > MOST_LEARNED:
@@ -317,7 +316,7 @@ class _Search:
         if len(others):
             some = self.images.subset(others)
             model = replace(self._with_gem(), whitening=None)
-            how = {**self.settings.arguments(), "scales": self.scales}
+            how = {**self.settings.arguments(), "scales": self.now.scales}
             with counting("describing", len(some), self.progress) as advance:
                 found = model.describe(some, **how, workers=self.workers, on_progress=advance)
             rows[others[found.kept]], known[others[found.kept]] = found.descriptors, True
@@ -325,53 +324,35 @@ class _Search:
         choice = choose_whitening(
             folds, lambda at: [rows[at]], self.images.labels, current=self.whitening
         )
-        before, best = _named(self.whitening), choice.best
-        # Each photo with a whitening that was learned without it.
-        unseen = [best.whitening(each) for each in choice.directions]
-        # The choice is made without query expansion, the model may be used with it.
-        ap = self._measure(self._whitened(plain, unseen), self.expansion)
-        gain = compare_ap(ap, self.ap, self.labels)
-        if gain.clear:
+        best = choice.best
+        # Each photo with a whitening that was learned without it. The choice is made without query
+        # expansion, the model may be used with it.
+        unseen = tuple(best.whitening(each) for each in choice.directions)
+        before = "none" if self.whitening is None else f"{self.whitening.dim} dimensions"
+        if self._try("whitening", before, {str(best): self.now._replace(whitenings=unseen)}):
             self.whitening = best.whitening(learn_directions([rows[final[known[final]]]], None))
-            self.ap, self.unseen = ap, unseen
-        self._note("whitening", before, str(best), ap, gain, gain.clear)
 
     def _try_expansion(self) -> None:
-        rows, before = self._rows(), self.expansion
-        most = min(map(len, self.lists))
+        before, most = self.now.expansion, min(map(len, self.lists))
         candidates = [None, *(each for each in EXPANSIONS if each.k < most)]
-        tried = [(each, self._measure(rows, each)) for each in candidates if each != before]
-        if not tried:
-            return
-        best, ap = max(tried, key=lambda each: float(np.nanmean(each[1])))
-        gain = compare_ap(ap, self.ap, self.labels)
-        if gain.clear:
-            self.expansion, self.ap = best, ap
-        self._note("αQE", _shown(before), _shown(best), ap, gain, gain.clear)
+        options = {
+            _shown(each): self.now._replace(expansion=each) for each in candidates if each != before
+        }
+        self._try("αQE", _shown(before), options)
 
-    def _rows(
-        self,
-        scales: Sequence[float] | None = None,
-        gem: float | None = None,
-        whiten: bool = True,
-    ) -> npt.NDArray[np.float32]:
-        rows = self.found.combine(scales or self.scales, gem or self.gem, self.settings.power)
-        if not whiten or self.whitening is None:
-            return rows
-        if not self.unseen:
-            return self.whitening.apply(rows)
-        return self._whitened(rows, self.unseen)
+    def _rows(self, chosen: _Chosen) -> npt.NDArray[np.float32]:
+        """Return the descriptors; those of each fold with its own whitening, if there are such."""
+        rows = self.found.combine(chosen.scales, chosen.gem, self.settings.power)
+        if len(chosen.whitenings) == len(self.lists):
+            parts = zip(chosen.whitenings, self.lists, strict=True)
+            return np.concatenate([whitening.apply(rows[part]) for whitening, part in parts])
+        for whitening in chosen.whitenings:
+            rows = whitening.apply(rows)
+        return rows
 
-    def _whitened(
-        self, rows: npt.NDArray[np.float32], whitenings: Sequence[Whitening]
-    ) -> npt.NDArray[np.float32]:
-        """Apply the whitening of each fold to its photos."""
-        parts = zip(whitenings, self.lists, strict=True)
-        return np.concatenate([whitening.apply(rows[part]) for whitening, part in parts])
-
-    def _measure(self, rows: npt.NDArray[np.float32], expansion: Expansion | None) -> AP:
+    def _measure(self, chosen: _Chosen) -> AP:
         """Search each photo among the others of its fold; return its average precision [n]."""
-        found = []
+        rows, expansion, found = self._rows(chosen), chosen.expansion, []
         for part in self.lists:
             own, judged = rows[part], JudgedQueries.labelled(self.labels[part])
             queries: npt.NDArray[np.floating] = own
@@ -380,51 +361,40 @@ class _Search:
             found.append(evaluate_descriptors(queries, own, judged)["Labels"].per_query_ap)
         return np.concatenate(found)
 
-    def _note(self, setting: str, before: str, best: str, ap: AP, gain: Gain, taken: bool) -> None:
-        scales = self.scales
-        if setting == "scales":
-            scales = tuple(map(float, best.split(",")))
-        cost = self.found.seconds(scales) / max(self.found.seconds((1.0,)), 1e-9)
-        value = float(np.nanmean(ap))
-        self.steps.append(TuningStep(setting, before, best, value, gain, cost, taken))
-
     def _with_gem(self) -> Model:
         """Return the model with the chosen GeM power."""
-        if self.gem is None or self.gem == self.found.powers[0]:
+        learned, gem = self.found.powers[0], self.now.gem
+        if gem is None or gem == learned:
             return self.model
         net = copy.deepcopy(self.model.net)
         assert isinstance(net.pooling, GeM)
         with torch.no_grad():
-            net.pooling.p.fill_(self.gem)
-        net.config.provenance.setdefault("learned_gem_power", self.found.powers[0])
+            net.pooling.p.fill_(gem)
+        net.config.provenance.setdefault("learned_gem_power", learned)
         return Model(net, self.whitening, self.model.folder)
 
     def _tuned_model(self, start: float) -> Model:
         if not any(step.taken for step in self.steps):
             return self.model
         model = replace(self._with_gem(), whitening=self.whitening)
-        settings = TunedSettings(
-            network=model.net.fingerprint(),
-            max_side=self.settings.max_side,
-            scales=self.scales,
+        settings = ModelSettings(
+            max_side=self.settings.max_side or 0,
+            scales=self.now.scales,
             power=self.settings.power,
-            expansion=self.expansion,
+            expansion=self.now.expansion,
             source=self.source,
             photos=int((~np.isnan(self.ap)).sum()),
             start_map=start,
             validation_map=float(np.nanmean(self.ap)),
         )
-        calibration = None
-        if len(self.unseen) > 1:
-            self.on_note(
-                "the model is not calibrated: its whitening was learned from the validation photos"
-            )
-        else:
-            rows = self._rows()
+        calibration, reason = None, "its whitening was learned from the validation photos"
+        if len(self.now.whitenings) <= 1:
             try:
-                calibration = fit_calibration(rows, self.labels, model.fingerprint, self.source)
+                calibration = fit_calibration(self._rows(self.now), self.labels, self.source)
             except InputError as error:
-                self.on_note(f"the model is not calibrated: {error}")
+                reason = str(error)
+        if calibration is None:
+            self.on_note(f"the model is not calibrated: {reason}")
         return replace(model, tuned=settings, calibration=calibration)
 
 
@@ -439,7 +409,3 @@ def _listed(scales: Sequence[float]) -> str:
 
 def _shown(expansion: Expansion | None) -> str:
     return "off" if expansion is None else f"k {expansion.k}, α {expansion.alpha:g}"
-
-
-def _named(whitening: Whitening | None) -> str:
-    return "none" if whitening is None else f"{whitening.dim} dimensions"

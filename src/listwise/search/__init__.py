@@ -1,68 +1,60 @@
-"""Search for the nearest descriptors: exact search, indexes of photos, expansion, refinement."""
+"""Search for the nearest descriptors: exact search, indexes of photos, expansion, refinement.
 
-from listwise.search.changes import ResultChange, UpgradeChanges
-from listwise.search.checking import CheckResult
-from listwise.search.checksums import DamagedIndexError
-from listwise.search.classes import ClassProgress, Suggestion
-from listwise.search.duplicates import DuplicateGroup
-from listwise.search.entries import Entry, NewEntries
-from listwise.search.exact import ExactIndex, exact_search
-from listwise.search.expansion import VectorIndex, alpha_query_expansion, database_augmentation
-from listwise.search.filling import Added, add_descriptors, add_photos
-from listwise.search.filters import Facet, Filter, parse_filter
-from listwise.search.generation import Generation, header_of
-from listwise.search.generations import IndexUpgradedError
-from listwise.search.hits import Hit
-from listwise.search.index import Index
-from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
-from listwise.search.opening import check_index, create_store, open_index, open_store
-from listwise.search.refinement import (
-    diffuse,
-    diffusion_scores,
-    refined_search,
-    superglobal_scores,
-)
-from listwise.search.store import IndexHeader, SearchIntent, Store
-from listwise.search.upgrading import UpgradeResult
+PyTorch is imported when one of these names is first used, not with every module of this package.
+"""
 
-__all__ = [
-    "Added",
-    "CheckResult",
-    "ClassProgress",
-    "Conflict",
-    "DamagedIndexError",
-    "DuplicateGroup",
-    "Entry",
-    "ExactIndex",
-    "Facet",
-    "Filter",
-    "Generation",
-    "Hit",
-    "Index",
-    "IndexHeader",
-    "IndexUpgradedError",
-    "Mark",
-    "MarkTable",
-    "MarkedClass",
-    "MarkedQuery",
-    "Marks",
-    "NewEntries",
-    "ResultChange",
-    "Suggestion",
-    "UpgradeChanges",
-    "UpgradeResult",
-]
-__all__ += ["SearchIntent", "Store", "VectorIndex"]
-__all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index", "create_store"]
-__all__ += [
-    "database_augmentation",
-    "diffuse",
-    "diffusion_scores",
-    "exact_search",
-    "header_of",
-    "open_index",
-    "open_store",
-    "parse_filter",
-    "refined_search",
-    "superglobal_scores",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from listwise.search.checking import CheckResult
+    from listwise.search.duplicates import DuplicateGroup
+    from listwise.search.entries import DamagedIndexError, Entry, NewEntries
+    from listwise.search.exact import ExactIndex, exact_search
+    from listwise.search.filling import Added, add_descriptors, add_photos
+    from listwise.search.filters import Facet, Filter, parse_filter
+    from listwise.search.generation import Generation, header_of
+    from listwise.search.hits import Hit
+    from listwise.search.index import Index
+    from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
+    from listwise.search.opening import check_index, create_store, open_index, open_store
+    from listwise.search.options import SearchOptions
+    from listwise.search.refinement import (
+        VectorIndex,
+        alpha_query_expansion,
+        database_augmentation,
+        diffuse,
+        diffusion_scores,
+        refined_search,
+        superglobal_scores,
+    )
+    from listwise.search.store import IndexHeader, IndexUpgradedError, SearchIntent, Store
+    from listwise.search.stored_marks import ClassProgress, Suggestion
+    from listwise.search.upgrading import ResultChange, UpgradeChanges, UpgradeResult
+
+__all__ = ["Added", "CheckResult", "ClassProgress", "Conflict", "DamagedIndexError"]
+__all__ += ["DuplicateGroup", "Entry", "ExactIndex", "Facet", "Filter", "Generation", "Hit"]
+__all__ += ["Index", "IndexHeader", "IndexUpgradedError", "Mark", "MarkTable", "MarkedClass"]
+__all__ += ["MarkedQuery", "Marks", "NewEntries", "ResultChange", "SearchIntent", "SearchOptions"]
+__all__ += ["Store", "Suggestion", "UpgradeChanges", "UpgradeResult", "VectorIndex"]
+__all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index"]
+__all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_scores", "exact_search"]
+__all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_search"]
+__all__ += ["superglobal_scores"]
+
+_MODULES = ["checking", "duplicates", "entries", "exact", "filling", "filters"]
+_MODULES += ["generation", "hits", "index", "marks", "opening", "options", "refinement", "store"]
+_MODULES += ["stored_marks", "upgrading"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'listwise.search' has no attribute {name!r}")
+    for module in _MODULES:
+        found = vars(import_module(f"listwise.search.{module}"))
+        globals().update({each: found[each] for each in __all__ if each in found})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

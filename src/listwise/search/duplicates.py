@@ -1,6 +1,5 @@
 """Find photos that are in an index more than once: exact copies and near-duplicates."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import numpy as np
 from listwise.data.images import ImageError
 from listwise.errors import InputError
 from listwise.search.entries import Entry, Keys, entry_key, in_parts
+from listwise.search.hits import nearest_others
 from listwise.search.store import Store
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def find_duplicates(
         raise InputError(f"`threshold` must be from -1 to 1, not {threshold:g}")
     groups = _Groups()
     known = [np.zeros((0, 2), np.int64)]
-    for entries in _pages(store):
+    for entries in store.pages():
         digests = [(entry_key(entry.digest), entry.key) for entry in entries if entry.digest]
         known.append(np.array(digests, np.int64).reshape(-1, 2))
         keys = np.array([entry.key for entry in entries], np.int64)
@@ -70,23 +70,16 @@ def find_duplicates(
         on_progress(len(entries))
     for one, other in _same_content(np.concatenate(known)):
         groups.join(one, other, 1.0)
-    sets = groups.sets()
     members: dict[int, Entry] = {}
-    for part in in_parts([key for keys, _ in sets for key in keys], _BLOCK):
+    for part in in_parts(list(groups), _BLOCK):
         members.update(store.get(part))
         on_progress(0)
     found = [
-        _group([members[key] for key in keys if key in members], score) for keys, score in sets
+        _group([members[key] for key in group.keys if key in members], group.score)
+        for group in set(groups.values())
     ]
     kept = [group for group in found if len(group.entries) > 1]
     return sorted(kept, key=lambda group: (-len(group.entries), -group.score, group.entries[0].id))
-
-
-def _pages(store: Store) -> Iterator[list[Entry]]:
-    start = 0
-    while found := store.page(start, _BLOCK):
-        yield found
-        start += len(found)
 
 
 def _same_content(known: Keys) -> Iterator[tuple[int, int]]:
@@ -102,10 +95,9 @@ def _near_pairs(
     """Pairs of a block of entries and their neighbors whose scores reach the threshold."""
     for part in in_parts(keys, _QUERIES):
         on_progress(0)
-        scores, found = store.search(store.vectors(part), NEAREST + 1)
-        for own, row, values in zip(part.tolist(), found.tolist(), scores.tolist(), strict=True):
-            for other, score in zip(row, values, strict=True):
-                if other >= 0 and other != own and score >= threshold:
+        for own, found in zip(part.tolist(), nearest_others(store, part, NEAREST), strict=True):
+            for other, score in found:
+                if score >= threshold:
                     yield own, other, min(score, 1.0)
 
 
@@ -129,7 +121,8 @@ def _verified(
         entries = store.get(sorted({key for pair, _ in part for key in pair}))
         for (one, other), score in part:
             on_progress(0)
-            if groups.root(one) == groups.root(other) or not {one, other} <= set(entries):
+            joined = one in groups and groups[one] is groups.get(other)
+            if joined or not {one, other} <= entries.keys():
                 continue
             try:
                 first, second = reranker.features(entries[one]), reranker.features(entries[other])
@@ -146,31 +139,22 @@ def _group(entries: Sequence[Entry], score: float) -> DuplicateGroup:
     return DuplicateGroup(tuple(entries), exact, score)
 
 
-class _Groups:
-    """Sets of keys that grow together (union-find); only keys of duplicates are held."""
+@dataclass(eq=False)
+class _Joined:
+    """Keys of entries that are duplicates of each other, and the lowest score that joins them."""
 
-    def __init__(self) -> None:
-        self._above: dict[int, int] = {}
-        self._scores: dict[int, float] = {}
+    keys: list[int]
+    score: float = 1.0
 
-    def root(self, key: int) -> int:
-        while key in self._above:
-            above = self._above[key]
-            if above in self._above:
-                self._above[key] = self._above[above]
-            key = above
-        return key
+
+class _Groups(dict[int, _Joined]):
+    """The group of each entry that has duplicates, by its key."""
 
     def join(self, one: int, other: int, score: float) -> None:
-        first, second = self.root(one), self.root(other)
-        if first == second:
-            return
-        self._above[second] = first
-        lowest = min(self._scores.pop(second, 1.0), self._scores.get(first, 1.0), score)
-        self._scores[first] = lowest
-
-    def sets(self) -> list[tuple[list[int], float]]:
-        members: dict[int, list[int]] = defaultdict(list)
-        for key in self._above:
-            members[self.root(key)].append(key)
-        return [([root, *keys], self._scores[root]) for root, keys in members.items()]
+        """Put the groups of two entries together."""
+        found = [self.setdefault(key, _Joined([key])) for key in (one, other)]
+        small, large = sorted(found, key=lambda group: len(group.keys))
+        if small is not large:
+            large.keys += small.keys
+            large.score = min(large.score, small.score, score)
+            self.update(dict.fromkeys(small.keys, large))

@@ -1,5 +1,6 @@
-"""Exact search through descriptors, which may be larger than memory."""
+"""Exact search through descriptors, and other searches measured against it."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from listwise.blocks import Database, Vectors, as_queries, blocks, each_block
 from listwise.errors import InputError
 from listwise.search.entries import Float32, Keys
+
+RECALL_AT = 10
+_TIMED = 20  # queries whose latency is measured
+
+Search = Callable[[Float32, int], tuple[Float32, Keys]]
+"""A search: queries [Q, C] and k -> scores and keys, best first, both [Q, k']."""
 
 
 def exact_search(
@@ -94,9 +101,7 @@ class ExactIndex:
         return np.concatenate(parts)[inverse]
 
 
-def search_in_parts(
-    search: Callable[[Float32, int], tuple[Float32, Keys]], queries: Float32, k: int, size: int
-) -> tuple[Float32, Keys]:
+def search_in_parts(search: Search, queries: Float32, k: int, size: int) -> tuple[Float32, Keys]:
     """Search `size` queries at a time: [Q, C] -> scores and keys, both [Q, k]."""
     scores = np.empty((len(queries), k), np.float32)
     keys = np.empty((len(queries), k), np.int64)
@@ -113,3 +118,65 @@ def best_of(scores: Float32, keys: Keys, k: int) -> tuple[Float32, Keys]:
         scores, keys = np.take_along_axis(scores, kept, 1), np.take_along_axis(keys, kept, 1)
     order = np.lexsort((keys, -scores), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(keys, order, 1)
+
+
+class ExactNeighbors:
+    """The exact nearest neighbors of some entries, to measure another search against.
+
+    An entry is not a neighbor of itself.
+
+    Args:
+        own: the keys of the entries [Q].
+        queries: their descriptors [Q, C].
+        exact: exact search.
+
+    Attributes:
+        keys: the keys of their neighbors [Q, n], n <= 10; -1 where there are fewer.
+    """
+
+    def __init__(self, own: Keys, queries: Float32, exact: Search) -> None:
+        self.own = own
+        self.queries = queries
+        self.keys = self._neighbors(exact)
+
+    def _neighbors(self, search: Search) -> Keys:
+        """What a search finds for each entry, without the entry itself."""
+        if not len(self.own):
+            return np.zeros((0, 0), np.int64)
+        found = search(self.queries, RECALL_AT + 1)[1]
+        found = np.where(found == self.own[:, None], -1, found)
+        order = np.argsort(found < 0, axis=1, kind="stable")[:, :RECALL_AT]
+        return np.take_along_axis(found, order, 1)
+
+    def measure(self, search: Search) -> tuple[float, float]:
+        """Measure recall@10 of all queries, and the median milliseconds of single queries."""
+        return self.recall(self._neighbors(search)), median_milliseconds(search, self.queries)
+
+    def recall(self, found: Keys) -> float:
+        """The share of the neighbors that a search found: keys [Q, n] -> a number."""
+        return float(self._shares(found).mean()) if (self.keys >= 0).any() else 1.0
+
+    def sure_recall(self, found: Keys) -> float:
+        """A recall that other queries reach too: two standard errors below the measured one."""
+        shares = self._shares(found)
+        if len(shares) < 2:
+            return self.recall(found)
+        return float(shares.mean() - 2 * shares.std(ddof=1) / np.sqrt(len(shares)))
+
+    def _shares(self, found: Keys) -> NDArray[np.float64]:
+        """The share for each query that has neighbors: keys [Q, n] -> [Q']."""
+        there = (self.keys[:, :, None] == found[:, None, :]).any(axis=2)
+        wanted = self.keys >= 0
+        counts = wanted.sum(axis=1)
+        shares: NDArray[np.float64] = (there & wanted).sum(axis=1)[counts > 0] / counts[counts > 0]
+        return shares
+
+
+def median_milliseconds(search: Search, queries: Float32) -> float:
+    """The median latency of single queries [Q, C], in milliseconds."""
+    times = []
+    for query in queries[:_TIMED]:
+        start = time.perf_counter()
+        search(query[None], RECALL_AT)
+        times.append(time.perf_counter() - start)
+    return 1000 * float(np.median(times)) if times else 0.0

@@ -6,29 +6,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from listwise.data import Decoding, ImageError, Images, PhotoFile, decode_photos
-from listwise.data.catalog import photos_of
-from listwise.data.given import image_files, is_one_photo
-from listwise.data.photos import THUMBNAIL_SIDE, thumbnail
+from listwise.data.catalog import image_files, is_one_photo, photos_of
+from listwise.data.photos import THUMBNAIL_SIDE
 from listwise.descriptors import DescriptorFile, Model
-from listwise.descriptors.extract import PART
-from listwise.descriptors.settings import ExtractSettings
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
 from listwise.machine import core_count
+from listwise.models.embed import Described
 from listwise.search.entries import LABEL, Entry, NewEntries, in_parts
+from listwise.search.generation import Generation, settings_here
 from listwise.search.store import Store
 
-# Photos looked up together: at most this many, and about this many bytes, held in memory.
-WINDOW = 8192
-WINDOW_BYTES = 2**28
-READ = 64  # files read together
+READ = 64  # files that are read together and held in memory
+# Photos that are committed together: a few seconds of work.
+COMMITTED = {"cpu": 8, "cuda": 2048}
 LOCAL_PART = 256  # entries whose local features are written in one step
 LARGE = 1024  # a JPEG file is decoded at a fraction of its size if its sides stay this long
 
@@ -96,14 +95,12 @@ def add_photos(
     *,
     thumbnails: bool = True,
     workers: int | None = None,
-    max_side: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
-    result: Added | None = None,
 ) -> Added:
     """Add new and changed photos to a store.
 
-    Photos are committed part by part, so the same call resumes after an interruption. A photo is
-    identified by its content: a photo that is in the index is not described again, and is one
+    Photos are committed every few seconds, so the same call resumes after an interruption. A photo
+    is identified by its content: a photo that is in the index is not described again, and is one
     entry under whatever names. If the file of that entry does not exist any more, the photo has
     moved, and its entry gets the new path. An entry keeps its attributes unless the photo comes
     with new ones.
@@ -114,84 +111,71 @@ def add_photos(
         images: the photos.
         thumbnails: store a thumbnail of each photo.
         workers: the number of processes that decode; chosen from the cores by default.
-        max_side: the long side that larger photos are reduced to, in an index without a maximum.
         on_progress: called with the number of photos that were just processed.
-        result: what an earlier attempt has done, to be completed; photos that it has added count
-            as added, not as unchanged.
     """
     store.refresh()  # another process may store local features since
     store.header.check(model.fingerprint, store.uri)
-    size = PART["cuda" if model.device.type == "cuda" else "cpu"]
-    result = Added() if result is None else result
-    before = {*result.added, *result.replaced, *result.updated}
-    result.unchanged, result.copies, result.errors = [], [], []
-    waiting: deque[tuple[Entry, bool]] = deque()
-    with (
-        closing(_new_photos(store, images, result, waiting, on_progress)) as files,
-        closing(
-            model.describe_parts(
-                files,
-                repeat(size),
-                settings_here(store, model, max_side),
-                photos=len(images),
-                thumbnails=thumbnails,
-                local=_encoder(store),
-                workers=workers,
-                on_progress=on_progress,
-            )
-        ) as parts,
-    ):
-        for found in parts:
-            part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
-            new = [part[position] for position in found.kept]
-            if new:
-                entries = [entry for entry, _ in new]
+    result = Added()
+    with closing(
+        describe_entries(
+            Generation(store, model),
+            _new_photos(store, images, result, on_progress),
+            len(images),
+            thumbnails=thumbnails,
+            local=local_encoder(store),
+            workers=workers,
+            on_progress=on_progress,
+        )
+    ) as parts:
+        for entries, _, found in parts:
+            known = store.get([entry.key for entry in entries])
+            if entries:
                 store.put(NewEntries(entries, found.descriptors, found.thumbnails, found.local))
             result.errors += found.errors
-            for entry, known in new:
-                (result.replaced if known else result.added).append(entry.id)
-    result.unchanged = [name for name in result.unchanged if name not in before]
+            for entry in entries:
+                (result.replaced if entry.key in known else result.added).append(entry.id)
     return result
 
 
-def _new_photos(
-    store: Store,
-    images: Images,
-    result: Added,
-    waiting: deque[tuple[Entry, bool]],
-    on_progress: Callable[[int], object],
-) -> Generator[PhotoFile, None, None]:
-    """Yield the photos to describe with their content, and update the entries of the others.
+def describe_entries(
+    generation: Generation, photos: Iterator[NewPhoto], count: int, **options: Any
+) -> Generator[tuple[list[Entry], list[Entry], Described], None, None]:
+    """Describe new entries part by part: those that were described, the others, and the result.
 
-    Appends to `waiting` the entry of each photo, and whether the index has an entry of its id.
+    The model is loaded when the first photo is there. The options are those of
+    `Model.describe_parts`, and `count` is the maximum number of photos.
     """
-    taken: set[str] = set()
-    for window in _windows(images):
-        wanted = deque(_find_new(store, window, taken, result))
-        on_progress(len(window) - len(wanted))
-        known = store.get([entry.key for entry, _ in wanted])
-        window.clear()  # only the photos that are still to be described stay in memory
-        while wanted:
-            entry, file = wanted.popleft()
-            waiting.append((entry, entry.key in known))
+    first = next(photos, None)
+    if first is None:
+        return
+    waiting: deque[Entry] = deque()  # of the photos that are being decoded, without their content
+
+    def files() -> Iterator[PhotoFile]:
+        for entry, file in chain([first], photos):
+            waiting.append(entry)
             yield file
 
+    model = generation.model
+    sizes = repeat(COMMITTED["cuda" if model.device.type == "cuda" else "cpu"])
+    settings = settings_here(generation.store, model)
+    with closing(model.describe_parts(files(), sizes, settings, photos=count, **options)) as parts:
+        for found in parts:
+            part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
+            left_out = sorted(set(range(len(part))) - set(found.kept))
+            yield [part[place] for place in found.kept], [part[place] for place in left_out], found
 
-def _windows(images: Images) -> Iterator[list[NewPhoto | ImageError]]:
-    """Read photos in groups; each file is read once and stays in memory while it is needed."""
-    window: list[NewPhoto | ImageError] = []
-    content = 0
+
+def _new_photos(
+    store: Store, images: Images, result: Added, on_progress: Callable[[int], object]
+) -> Iterator[NewPhoto]:
+    """Find the photos to describe, with their content, and update the entries of the others."""
+    taken: set[str] = set()
     with ThreadPoolExecutor() as pool:
-        for start in range(0, len(images), READ):
-            positions = range(start, min(start + READ, len(images)))
-            for found in pool.map(partial(_read_photo, images), positions):
-                window.append(found)
-                content += 0 if isinstance(found, ImageError) else len(found[1].content or b"")
-            if content >= WINDOW_BYTES or len(window) >= WINDOW:
-                yield window
-                window, content = [], 0
-    if window:
-        yield window
+        for positions in in_parts(range(len(images)), READ):
+            read = list(pool.map(partial(_read_photo, images), positions))
+            wanted = _find_new(store, read, taken, result)
+            on_progress(len(read) - len(wanted))
+            yield from wanted
 
 
 def add_descriptors(
@@ -227,6 +211,9 @@ def add_descriptors(
             "add the photos themselves, or their table"
         )
     base = None if root is None else Path(root).absolute()
+    how = Decoding(None, THUMBNAIL_SIDE, thumbnail=thumbnails)
+    if store.header.local:
+        how = Decoding(THUMBNAIL_SIDE, LARGE, thumbnail=thumbnails, local=local_encoder(store))
     result = Added(errors=list(file.header.unreadable))
     start = 0
     with ThreadPoolExecutor() as pool:
@@ -245,11 +232,8 @@ def add_descriptors(
                 else entry
                 for entry in entries
             ]
-            small = (
-                list(pool.map(thumbnail_from_photo, entries)) if thumbnails else [b""] * len(rows)
-            )
-            local = list(pool.map(local_from_photo, entries)) if store.header.local else []
-            store.put(NewEntries(entries, rows, small, local))
+            contents = pool.map(partial(_photo_content, how), entries)
+            store.put(NewEntries(entries, rows, *zip(*contents, strict=True)))
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
             on_progress(len(rows))
@@ -278,15 +262,15 @@ def add_local_features(
         workers = core_count()
     for keys in in_parts(store.without_local(), LOCAL_PART):
         done: list[tuple[Entry, bytes]] = []
-        how = Decoding(THUMBNAIL_SIDE, LARGE, local=_encoder(store))
+        how = Decoding(THUMBNAIL_SIDE, LARGE, local=local_encoder(store))
         known = list(store.get(keys).values())
-        changed = [entry for entry in known if not _file_unchanged(entry)]
+        changed = [entry for entry in known if not file_unchanged(entry)]
         result.errors += [
             f"{entry.path}: missing or changed since it was added" for entry in changed
         ]
         on_progress(len(changed))
         entries = [entry for entry in known if entry not in changed]
-        with closing(decode_photos(map(_file_of, entries), how, workers)) as photos:
+        with closing(decode_photos(map(file_of, entries), how, workers)) as photos:
             for entry, photo in zip(entries, photos, strict=True):
                 if isinstance(photo, ImageError):
                     result.errors.append(str(photo))
@@ -306,22 +290,23 @@ def enable_local_features(store: Store) -> None:
     store.store_local()
 
 
-def local_from_photo(entry: Entry) -> bytes:
-    """Encode the local features of the photo of an entry; empty if it cannot be read."""
-    from listwise.local.compact import compact_features
-
-    how = Decoding(THUMBNAIL_SIDE, LARGE, local=compact_features)
+def _photo_content(how: Decoding, entry: Entry) -> tuple[bytes, bytes]:
+    """The thumbnail and the local features of an entry; empty if its photo cannot be read."""
+    if not how.thumbnail and not how.local:
+        return b"", b""
     try:
-        return _file_of(entry).decode(how).local
+        photo = file_of(entry).decode(how)
     except ImageError:
-        return b""
+        return b"", b""
+    return photo.thumbnail, photo.local
 
 
-def _file_of(entry: Entry) -> PhotoFile:
+def file_of(entry: Entry) -> PhotoFile:
+    """The file of the photo of an entry, with its box."""
     return PhotoFile(entry.path, entry.box)
 
 
-def _encoder(store: Store) -> Callable[[Image.Image, tuple[int, int], float], bytes] | None:
+def local_encoder(store: Store) -> Callable[[Image.Image, tuple[int, int], float], bytes] | None:
     """The function that encodes local features; None for an index without them."""
     if not store.header.local:
         return None
@@ -330,23 +315,9 @@ def _encoder(store: Store) -> Callable[[Image.Image, tuple[int, int], float], by
     return compact_features
 
 
-def settings_here(store: Store, model: Model, max_side: int | None = None) -> ExtractSettings:
-    """The settings with which this machine computes descriptors for an index.
-
-    `max_side` applies to an index without a maximum.
-    """
-    settings = store.header.settings
-    # Those of the index, whatever the model was tuned to since.
-    longest = settings.max_side or max_side or 0
-    return model.settings(longest, settings.scales, settings.power)
-
-
 def thumbnail_from_photo(entry: Entry) -> bytes:
     """Make a thumbnail of the photo of an entry; empty if the photo cannot be read."""
-    try:
-        return thumbnail(PhotoFile(entry.path, entry.box).image(THUMBNAIL_SIDE))
-    except ImageError:
-        return b""
+    return _photo_content(Decoding(None, THUMBNAIL_SIDE, thumbnail=True), entry)[0]
 
 
 def _find_new(
@@ -383,7 +354,7 @@ def _find_new(
             wanted.append((entry, file))
         elif same is named and not _elsewhere(named, entry):
             moves.append((same, entry))
-        elif not _file_unchanged(same):
+        elif not file_unchanged(same):
             taken.add(entry.digest)
             moves.append((same, entry))
         else:
@@ -406,10 +377,10 @@ def _elsewhere(present: Entry, entry: Entry) -> bool:
     return present.path not in ("", entry.path) and Path(present.path).exists()
 
 
-def _file_unchanged(entry: Entry) -> bool:
+def file_unchanged(entry: Entry) -> bool:
     """Whether the file of an entry still has the same content."""
     try:
-        return entry.digest in ("", PhotoFile(entry.path, entry.box).digest())
+        return entry.digest in ("", file_of(entry).digest())
     except ImageError:
         return False
 
@@ -418,13 +389,8 @@ def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     """Write entries under new ids or paths, with the same descriptors and thumbnails."""
     if not moves:
         return
-    keys = [old.key for old, _ in moves]
-    thumbnails = store.thumbnails(keys)
-    small = [thumbnails.get(key, b"") for key in keys]
-    new = [entry for _, entry in moves]
-    codes = store.local(keys)
-    local = [codes.get(key, b"") for key in keys]
-    moved = NewEntries(new, store.vectors(np.array(keys, np.int64)), small, local)
+    keys, new = [old.key for old, _ in moves], [entry for _, entry in moves]
+    moved = store.with_content(keys, new, store.vectors(np.array(keys, np.int64)))
     # Remove first: after a kill in between, the next run finds new photos and no duplicates.
     store.remove(sorted(set(keys) - {entry.key for entry in new}))
     store.put(moved)

@@ -19,7 +19,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -60,17 +60,6 @@ class Comparison:
     name: str
     sign: str
     value: Value
-
-    def matches(self, text: str | None) -> bool:
-        """Whether the comparison holds for the text of the attribute; None if it is missing."""
-        if self.value is None or text is None:
-            return text is None and self.value is None
-        if isinstance(self.value, bool):
-            return text in _BOOLEANS[self.value]
-        if isinstance(self.value, str):
-            return COMPARE[self.sign](text, self.value)
-        number = number_in(text)
-        return number is not None and COMPARE[self.sign](number, self.value)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -118,18 +107,6 @@ class Filter:
     root: Node
     names: tuple[str, ...]
 
-    def matches(self, attributes: Mapping[str, str]) -> bool:
-        """Whether the filter holds for the attributes of an entry."""
-
-        def holds(node: Node) -> bool:
-            if isinstance(node, Comparison):
-                return node.matches(attributes.get(node.name))
-            if isinstance(node, Not):
-                return not holds(node.part)
-            return (all if isinstance(node, And) else any)(map(holds, node.parts))
-
-        return holds(self.root)
-
 
 @dataclass(frozen=True)
 class Facet:
@@ -152,8 +129,8 @@ def parse_filter(text: str) -> Filter:
     """Parse a filter.
 
     Examples:
-        >>> parse_filter("price < 100 and color = 'red'").matches({"price": "20", "color": "red"})
-        True
+        >>> parse_filter("price < 100 and color = 'red'").names
+        ('price', 'color')
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"`where` has {len(text)} characters: {MOST_CHARACTERS} are allowed")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from listwise.data.images import Box, cut_out
+from listwise.calibration import Calibration
+from listwise.data.images import Box
+from listwise.data.photos import Photo, open_photo
 from listwise.descriptors import Model, load_model
 from listwise.errors import InputError
-from listwise.models.calibration import Calibration
 from listwise.search.entries import Float32
-from listwise.search.filling import settings_here
-from listwise.search.hits import ThresholdError
 from listwise.search.store import IndexHeader, Store
+from listwise.settings import ExtractSettings
 
 
 class Generation:
@@ -67,50 +67,34 @@ class Generation:
         same = ours.without_precision() == theirs.without_precision()
         return model.calibration if same else stored
 
-    def expands(
-        self,
-        wanted: bool | None,
-        refine: str | None = None,
-        min_probability: float | None = None,
-        marked: bool = False,
-    ) -> bool:
-        """Whether a search expands its query.
+    def describe(self, photos: Sequence[Image.Image]) -> Float32:
+        """Compute descriptors of n upright RGB photos: float32 [n, C].
 
-        By default, if the model is tuned to it, `refine` and `min_probability` are None, and no
-        entries are marked. `ThresholdError` if a minimum probability is given and expansion is
-        wanted or entries are marked: probabilities are those of the query as it was given, which
-        the hits are not sorted by.
+        `open_photo` with the `max_side` of the index returns files with the pixels that were
+        described when they were added.
         """
-        if marked and min_probability is not None:
-            raise ThresholdError(
-                "`min_probability` does not work with `same` and `different`: leave it out, or "
-                "give `min_score`"
-            )
-        if wanted and min_probability is not None:
-            raise ThresholdError(
-                "`min_probability` does not work with an expanded query: leave out `expand`, or "
-                "give `min_score`"
-            )
-        tuned = self.header.expansion is not None
-        default = tuned and refine is None and min_probability is None and not marked
-        return default if wanted is None else wanted
+        return self.model.describe_photos(photos, settings_here(self.store, self.model))
 
-    def describe(
-        self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
-    ) -> Float32:
-        """Compute descriptors of n upright RGB photos, or boxes in them: float32 [n, C]."""
-        parts = [
-            photo if box is None else cut_out(photo, box, f"photo {number}")
-            for number, (photo, box) in enumerate(
-                zip(photos, boxes or [None] * len(photos), strict=True), 1
-            )
-        ]
-        return self.model.describe_photos(parts, settings_here(self.store, self.model))
+    def describe_given(self, photos: Sequence[Photo], boxes: Sequence[Box | None]) -> Float32:
+        """Compute descriptors of n photos as users give them, or boxes in them: [n, C]."""
+        side = self.header.settings.max_side
+        return self.describe(
+            [open_photo(photo, box, side) for photo, box in zip(photos, boxes, strict=True)]
+        )
 
-    def reopened(self) -> "Generation":
+    def reopened(self, model: Model | None = None) -> "Generation":
         """The generation that is the current one now."""
         current = self.store.record().current
-        return Generation(self.store.open_generation(current), device=self.device)
+        return Generation(self.store.open_generation(current), model, self.device)
+
+
+def settings_here(store: Store, model: Model) -> ExtractSettings:
+    """The settings with which this machine computes descriptors for an index.
+
+    They are those of the index, whatever the model was tuned to since.
+    """
+    settings = store.header.settings
+    return model.settings(settings.max_side or 0, settings.scales, settings.power)
 
 
 def header_of(

@@ -1,24 +1,43 @@
 """Search a store for several queries together, with expansion and refinement if wanted."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from listwise.data.images import Box
-from listwise.descriptors.tuned import Expansion
+from listwise.calibration import Calibration
+from listwise.data.images import Box, UprightPhoto
+from listwise.data.photos import Photo
 from listwise.errors import InputError
-from listwise.models.calibration import Calibration
-from listwise.search.entries import Entry, Float32, NoEntryError
-from listwise.search.expansion import alpha_query_expansion
+from listwise.search.entries import (
+    Entry,
+    Float32,
+    Keys,
+    Names,
+    NoEntryError,
+    key_of,
+    list_names,
+)
 from listwise.search.filters import Filter
-from listwise.search.refinement import Refinement
+from listwise.search.generation import Generation
+from listwise.search.options import SearchOptions
+from listwise.search.refinement import Refinement, alpha_query_expansion
 from listwise.search.store import Store
+from listwise.settings import Expansion
+
+QueryPhoto = Photo | BytesIO
 
 
-class ThresholdError(InputError):
-    """A minimum score or probability that a search cannot use."""
+class QueryError(InputError):
+    """A query or an option that a search of this index cannot use."""
+
+
+class StoppedError(Exception):
+    """The query is finished: nobody waits for its result any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +94,39 @@ class Hit:
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """A query of one or several examples, and how to search for it.
+    """Examples of one thing, and how to search for it.
 
     Attributes:
+        photos: photos, or the content of image files.
+        boxes: for each photo the part to search for, or None.
+        entries: ids or keys of entries that are further examples; they are not among the hits.
+        vectors: descriptors [n, dim] that are further examples.
+        options: the options of the search.
+        finished: set when nobody waits for the result any more; work on it then stops.
+    """
+
+    photos: Sequence[QueryPhoto] = ()
+    boxes: Sequence[Box | None] = ()
+    entries: Sequence[str | int] = ()
+    vectors: Float32 | None = None
+    options: SearchOptions = field(default_factory=SearchOptions)
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raise a `StoppedError` if nobody waits for the result."""
+        if self.finished.is_set():
+            raise StoppedError
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """What is searched for in a generation of an index, and the hits.
+
+    Attributes:
+        query: the query.
+        photos: its decoded photos, to verify hits; none without `rerank`.
         vectors: descriptors of the examples [n, C]; the search uses their mean.
-        k: the maximum number of hits.
+        depth: the maximum number of hits.
         expand: expand the query with its first neighbors (αQE).
         exclude: keys of entries that are not returned, and that refinement does not use.
         where: a filter that the hits match; query expansion uses all entries, refinement those
@@ -90,206 +137,212 @@ class Query:
             first, without regard to `min_score`.
         different: keys of entries that are marked as something else. They move the query, and come
             after all other entries.
+        hits: at least the hits up to the last one of `page`, and one more if there is one.
     """
 
+    query: Query
+    generation: Generation
+    photos: Sequence[UprightPhoto]
     vectors: Float32
-    k: int
-    expand: bool = False
-    exclude: Collection[int] = ()
-    where: Filter | None = None
-    min_score: float = -np.inf
-    refine: Refinement | None = None
-    same: Sequence[int] = ()
-    different: Sequence[int] = ()
+    depth: int
+    expand: bool
+    exclude: Collection[int]
+    where: Filter | None
+    min_score: float
+    refine: Refinement | None
+    same: Sequence[int]
+    different: Sequence[int]
+    hits: list[Hit] = field(default_factory=list)
+
+    @property
+    def page(self) -> list[Hit]:
+        """The hits from `start`, at most `k`."""
+        options = self.query.options
+        return self.hits[options.start : options.start + options.k]
 
     @property
     def marked(self) -> list[int]:
         """The keys of the marked entries."""
         return [*self.same, *self.different]
 
+    @property
+    def reach(self) -> int:
+        """The number of entries to search for."""
+        wanted = self.depth if self.refine is None else max(self.depth, self.refine.size)
+        return wanted + len(self.exclude) + len(self.marked)
 
-@dataclass(frozen=True)
-class _Found:
-    """The key of an entry with its scores; `plain` is that of the query as it was given."""
+
+class _Found(NamedTuple):
+    """The key of an entry with its scores."""
 
     key: int
     score: float
-    plain: float
     refined: float | None = None
 
 
-def find_hits(
-    store: Store, queries: Sequence[Query], calibration: Calibration | None = None
-) -> list[list[Hit]]:
+def find_hits(generation: Generation, searches: Sequence[SearchResult]) -> list[list[Hit]]:
     """Find the entries nearest to each query, best first, in one search of the store.
 
-    With a calibration, the hits have probabilities. A calibration is fitted on the scores of
-    photos, so it is applied to the query before marks and expansion.
+    If the model is calibrated, the hits have probabilities. A calibration is fitted on the scores
+    of photos, so it is applied to the query before marks and expansion.
     """
-    plain = calibration is not None
-    found = _nearest(store, queries, plain)
-    entries = _entries(store, found)
-    if any(each.key not in entries for row in found for each in row):
-        # Another process removed some of them after the search: search again.
-        store.refresh()
-        found = _nearest(store, queries, plain)
-        entries = _entries(store, found)
-    return [
-        [_hit(entries[each.key], each, calibration) for each in row if each.key in entries]
-        for row in found
-    ]
+    try:
+        return _search(generation, searches, complete=True)
+    except NoEntryError:  # another process removed some of them meanwhile
+        generation.store.refresh()
+        return _search(generation, searches)
 
 
-def _hit(entry: Entry, found: _Found, calibration: Calibration | None) -> Hit:
-    likely = None if calibration is None else float(calibration.probability(found.plain))
-    return Hit(entry, found.score, probability=likely, refined=found.refined)
+def expands(generation: Generation, options: SearchOptions, marked: bool) -> bool:
+    """Whether a search expands its query.
+
+    By default, if the model is tuned to it, and `refine`, `min_probability` and marked entries
+    are not given. A minimum probability is that of the query as it was given, which the hits of
+    an expanded or moved query are not sorted by.
+    """
+    for wrong, name in (options.expand, "`expand`"), (marked, "marked entries"):
+        if wrong and options.min_probability is not None:
+            raise QueryError(
+                f"`min_probability` does not work with {name}: leave one of them out, or give "
+                "`min_score`"
+            )
+    if options.expand is not None:
+        return options.expand
+    plain = options.refine is None and options.min_probability is None and not marked
+    return plain and generation.header.expansion is not None
 
 
-def lowest_score(
-    calibration: Calibration | None, min_score: float | None, min_probability: float | None
-) -> float:
-    """The score that a hit needs to reach a minimum score and a minimum probability."""
-    lowest = -np.inf
-    if min_score is not None:
-        if not np.isfinite(min_score):
-            raise ThresholdError(f"`min_score` must be a number, not {min_score}")
-        lowest = min_score
-    if min_probability is not None:
-        if not 0 <= min_probability <= 1:
-            raise ThresholdError(f"`min_probability` must be from 0 to 1, not {min_probability:g}")
+def lowest_score(calibration: Calibration | None, options: SearchOptions) -> float:
+    """The score that a hit needs to reach the minimum score and probability of the options."""
+    lowest = -np.inf if options.min_score is None else options.min_score
+    if options.min_probability is not None:
         if calibration is None:
-            raise ThresholdError(
+            raise QueryError(
                 "`min_probability` needs a calibrated model: use `Model.calibrate` or the model of "
                 "a training run, or give `min_score`"
             )
-        lowest = max(lowest, calibration.score(min_probability))
+        lowest = max(lowest, calibration.score(options.min_probability))
     return lowest
 
 
-def entry_vectors(store: Store, keys: Sequence[int]) -> Float32:
-    """Return the descriptors of entries: keys [n] -> [n, C]; `NoEntryError` for unknown keys."""
-    known = store.get(keys)
-    for key in keys:
-        if key not in known:
-            raise NoEntryError(f"the index has no entry {key}")
-    return store.vectors(np.array(keys, np.int64))
+def find_entries(store: Store, names: Names) -> list[Entry]:
+    """Find entries by ids or keys, each once; `NoEntryError` if one does not exist."""
+    given = {key_of(name): name for name in list_names(names)}
+    found = store.get(sorted(given)) if given else {}
+    for key, name in given.items():
+        if key not in found:
+            raise NoEntryError(
+                f"the index has no entry {name}: give an id or a key; listwise index list shows "
+                "the ids"
+            )
+    return [found[key] for key in given]
 
 
-def _nearest(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
-    """The nearest entries of each query, with the scores before expansion if they are needed."""
-    try:
-        return _search(store, queries, plain)
-    except NoEntryError:
-        # A neighbor was removed before its descriptor was read.
-        store.refresh()
-        return _search(store, queries, plain)
-
-
-def _search(store: Store, queries: Sequence[Query], plain: bool) -> list[list[_Found]]:
-    given = np.stack([_mean(query.vectors) for query in queries])
-    marked = [_marked_vectors(store, query) for query in queries]
-    rows = np.stack(list(map(_moved, queries, given, marked)))
-    expanded = [i for i, query in enumerate(queries) if query.expand]
-    if expanded and len(store):
-        how = store.header.expansion or Expansion()
-        rows[expanded] = alpha_query_expansion(rows[expanded], store, how.alpha, how.k)
-    found: list[list[_Found]] = [[] for _ in queries]
-    for where in dict.fromkeys(query.where for query in queries):
-        places = [i for i, query in enumerate(queries) if query.where == where]
-        most = max(_depth(queries[i]) for i in places)
-        scores, keys = store.search(rows[places], most, where)
-        for i, row, values in zip(places, keys, scores, strict=True):
-            query = queries[i]
-            hidden = {*query.exclude, *query.marked}
-            near = [
-                _Found(int(key), float(score), float(score))
-                for key, score in zip(row, values, strict=True)
-                if key >= 0 and int(key) not in hidden
-            ]
-            if query.refine is not None:
-                near = _refined(store, query.refine, rows[i], near)
-            found[i] = [each for each in near if each.score >= query.min_score][: query.k]
-            if query.marked:
-                found[i] = _with_marked(store, query, marked[i] @ rows[i], found[i])
-            if plain and (query.expand or query.marked) and found[i]:
-                found[i] = _with_plain_scores(store, given[i], found[i])
+def find_marked(store: Store, same: Names, different: Names) -> tuple[list[Entry], list[Entry]]:
+    """Find the entries that are marked "same" and those marked "different" by ids or keys."""
+    found = find_entries(store, same), find_entries(store, different)
+    for entry in found[0]:
+        if entry.id in {other.id for other in found[1]}:
+            raise QueryError(f"{entry.id} is in `same` and in `different`: give it in one of them")
     return found
 
 
-def _with_plain_scores(store: Store, row: Float32, found: list[_Found]) -> list[_Found]:
-    vectors = store.vectors(np.array([each.key for each in found], np.int64))
-    return [
-        replace(each, plain=float(score)) for each, score in zip(found, vectors @ row, strict=True)
-    ]
+def nearest_others(store: Store, keys: Keys, k: int) -> Iterator[list[tuple[int, float]]]:
+    """The k nearest other entries of each of these entries, best first: keys with scores."""
+    scores, found = store.search(store.vectors(keys), k + 1)
+    for own, row, values in zip(keys.tolist(), found.tolist(), scores.tolist(), strict=True):
+        pairs = zip(row, values, strict=True)
+        yield [(key, score) for key, score in pairs if key >= 0 and key != own][:k]
 
 
-def _marked_vectors(store: Store, query: Query) -> Float32:
-    """The descriptors of the marked entries [n, C]."""
-    if not query.marked:
-        return np.empty((0, store.header.dim), np.float32)
-    return store.vectors(np.array(query.marked, np.int64))
-
-
-def _moved(query: Query, row: Float32, marked: Float32) -> Float32:
-    """The query after its marks: [C], descriptors of the marked entries [n, C] -> [C]."""
-    if not query.marked:
-        return row
-    from listwise.search.moved_query import move_query  # searches without marks need no loss
-
-    return move_query(row, marked[: len(query.same)], marked[len(query.same) :])
-
-
-def _with_marked(store: Store, query: Query, scores: Float32, found: list[_Found]) -> list[_Found]:
-    """Put the entries that are marked "same" first and those marked "different" last.
-
-    `scores` are those of the marked entries [n].
-    """
-    score_of = dict(zip(query.marked, scores.tolist(), strict=True))
-    keys = [key for key in score_of if key not in query.exclude]
-    if query.where is not None:
-        entries = store.get(keys)  # without those that were removed meanwhile
-        found_keys = [key for key in keys if key in entries]
-        keys = [key for key in found_keys if query.where.matches(entries[key].attributes)]
-    marked = [_Found(key, score_of[key], score_of[key]) for key in keys]
-    marked.sort(key=lambda each: -each.score)
-    same = set(query.same)
-    first = [each for each in marked if each.key in same]
-    last = [each for each in marked if each.key not in same and each.score >= query.min_score]
-    return [*first, *found, *last][: query.k]
-
-
-def marked_order(
-    hits: Sequence[Hit], same: Collection[int], different: Collection[int]
-) -> list[Hit]:
-    """Sort hits so that those marked "same" come first and those marked "different" last."""
-    first, last = set(same), set(different)
-    return sorted(hits, key=lambda hit: (hit.entry.key in last) - (hit.entry.key in first))
-
-
-def _depth(query: Query) -> int:
-    """The number of entries to search for."""
-    wanted = query.k if query.refine is None else max(query.k, query.refine.size)
-    return wanted + len(query.exclude) + len(query.marked)
-
-
-def _refined(store: Store, refine: Refinement, row: Float32, near: list[_Found]) -> list[_Found]:
-    """Re-rank the short list; the entries after it keep their order."""
-    short, rest = near[: refine.size], near[refine.size :]
-    vectors = store.vectors(np.array([each.key for each in short], np.int64))
-    scores = refine.score(row, vectors)
-    order = np.argsort(-scores, kind="stable")
-    return [replace(short[i], refined=float(scores[i])) for i in order] + rest
-
-
-def _entries(store: Store, found: list[list[_Found]]) -> dict[int, Entry]:
-    return store.get(sorted({each.key for row in found for each in row}))
+def _search(
+    generation: Generation, searches: Sequence[SearchResult], complete: bool = False
+) -> list[list[Hit]]:
+    """The hits of each query; with `complete`, a `NoEntryError` if one was removed meanwhile."""
+    store, calibration = generation.store, generation.calibration
+    given = np.stack([_mean(each.vectors) for each in searches])
+    rows = given.copy()
+    marked = {i: store.vectors(each.marked) for i, each in enumerate(searches) if each.marked}
+    for i, vectors in marked.items():
+        rows[i] = _moved(searches[i], given[i], vectors)
+    expanded = [i for i, each in enumerate(searches) if each.expand]
+    if expanded and len(store):
+        how = store.header.expansion or Expansion()
+        rows[expanded] = alpha_query_expansion(rows[expanded], store, how.alpha, how.k)
+    found: list[list[_Found]] = [[] for _ in searches]
+    for where in dict.fromkeys(each.where for each in searches):
+        places = [i for i, each in enumerate(searches) if each.where == where]
+        scores, keys = store.search(rows[places], max(searches[i].reach for i in places), where)
+        for i, row, values in zip(places, keys.tolist(), scores.tolist(), strict=True):
+            hidden = {-1, *searches[i].exclude, *searches[i].marked}
+            pairs = zip(row, values, strict=True)
+            near = [_Found(key, score) for key, score in pairs if key not in hidden]
+            found[i] = _ordered(store, searches[i], rows[i], marked.get(i, rows[:0]), near)
+    entries = store.get(sorted({each.key for row in found for each in row}))
+    if complete and any(each.key not in entries for row in found for each in row):
+        raise NoEntryError
+    hits = []
+    for search, row, some in zip(searches, given, found, strict=True):
+        some = [each for each in some if each.key in entries]
+        plain = np.array([each.score for each in some])
+        if calibration is not None and (search.expand or search.marked):
+            plain = store.vectors([each.key for each in some]) @ row
+        chances = [None] * len(some) if calibration is None else calibration.probability(plain)
+        hits.append(
+            [
+                Hit(
+                    entries[each.key],
+                    each.score,
+                    probability=None if chance is None else float(chance),
+                    refined=each.refined,
+                )
+                for each, chance in zip(some, chances, strict=True)
+            ]
+        )
+    return hits
 
 
 def _mean(vectors: Float32) -> Float32:
-    if not len(vectors):
-        raise InputError("nothing to search for: give a photo or an entry")
     if len(vectors) == 1:
         row: Float32 = vectors[0]
         return row
     total: Float32 = vectors.sum(axis=0)
     return total / max(float(np.linalg.norm(total)), float(np.finfo(np.float32).tiny))
+
+
+def _moved(search: SearchResult, row: Float32, marked: Float32) -> Float32:
+    """The query after its marks: [C], descriptors of the marked entries [n, C] -> [C]."""
+    from listwise.search.moved_query import move_query  # searches without marks need no loss
+
+    return move_query(row, marked[: len(search.same)], marked[len(search.same) :])
+
+
+def _ordered(
+    store: Store, search: SearchResult, row: Float32, marked: Float32, near: list[_Found]
+) -> list[_Found]:
+    """Refine the short list, and add the marked entries: "same" first, "different" last.
+
+    The entries after the short list keep their order.
+    """
+    if search.refine is not None:
+        short, rest = near[: search.refine.size], near[search.refine.size :]
+        refined = search.refine.score(row, store.vectors([each.key for each in short]))
+        order = np.argsort(-refined, kind="stable")
+        near = [short[i]._replace(refined=float(refined[i])) for i in order] + rest
+    near = [each for each in near if each.score >= search.min_score]
+    score_of = dict(zip(search.marked, (marked @ row).tolist(), strict=True))
+    shown = [key for key in score_of if key not in search.exclude]
+    if shown and search.where is not None:
+        matching = set(store.keys(search.where).tolist())
+        shown = [key for key in shown if key in matching]
+    found = sorted((_Found(key, score_of[key]) for key in shown), key=lambda each: -each.score)
+    first = [each for each in found if each.key in search.same]
+    last = [each for each in found if each.key not in search.same]
+    last = [each for each in last if each.score >= search.min_score]
+    return [*first, *near, *last][: search.depth]
+
+
+def marked_order(search: SearchResult, hits: Sequence[Hit]) -> list[Hit]:
+    """Sort hits so that those marked "same" come first and those marked "different" last."""
+    first, last = set(search.same), set(search.different)
+    return sorted(hits, key=lambda hit: (hit.entry.key in last) - (hit.entry.key in first))

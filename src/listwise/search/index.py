@@ -1,30 +1,36 @@
-"""An index of photos: add photos, and search for similar ones."""
+"""An index of photos: add photos, search for similar ones, and mark the results."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
+from listwise.calibration import Calibration
 from listwise.data import Images
 from listwise.data.catalog import photos_of
-from listwise.data.given import Photo, open_photo
-from listwise.data.images import Box, load_image
+from listwise.data.images import Box
+from listwise.data.photos import Photo
 from listwise.descriptors import DescriptorFile, Model, load_model
-from listwise.errors import InputError
-from listwise.models.calibration import Calibration
+from listwise.errors import InputError, validated
 from listwise.progress import counting
-from listwise.search.changes import UpgradeChanges, find_changes
 from listwise.search.checking import CheckResult, check_store
-from listwise.search.classes import ClassProgress, Suggestion, find_classes, find_suggestions
 from listwise.search.duplicates import THRESHOLD, DuplicateGroup, find_duplicates
-from listwise.search.entries import Entry, Float32, Names, NoEntryError, key_of, list_names
+from listwise.search.entries import (
+    LABEL,
+    Entry,
+    Float32,
+    Names,
+    NoEntryError,
+    key_of,
+    list_names,
+)
 from listwise.search.filling import (
     Added,
     Sources,
@@ -36,26 +42,41 @@ from listwise.search.filling import (
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
-from listwise.search.generations import IndexUpgradedError
-from listwise.search.hits import Hit, Query, find_hits, lowest_score, marked_order
-from listwise.search.marking import MarkingMethods, find_marked
-from listwise.search.refinement import RefineMethod, find_refinement
-from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
+from listwise.search.hits import Hit, Query, QueryError, find_entries, find_marked
+from listwise.search.marks import Mark, Marks, Undo
+from listwise.search.options import SearchOptions
+from listwise.search.searching import Searcher
+from listwise.search.store import (
+    IndexHeader,
+    IndexUpgradedError,
+    Note,
+    SearchIntent,
+    Store,
+    TuningResult,
+)
+from listwise.search.stored_marks import (
+    ClassProgress,
+    Suggestion,
+    find_classes,
+    find_query,
+    find_suggestions,
+    read_marks,
+)
 from listwise.search.upgrading import (
+    UpgradeChanges,
     UpgradeOptions,
     UpgradeResult,
     discard_generations,
+    find_changes,
     roll_back,
     upgrade_generation,
 )
 
-if TYPE_CHECKING:
-    from listwise.local.rerank import Reranker
-
 Result = TypeVar("Result")
+_LONGEST = 200  # characters of the name of a person or a class
 
 
-class Index(MarkingMethods):
+class Index:
     """An index of photos that is searched by photo; `open_index` opens or creates one.
 
     It consists of a store of entries and the model that computes their descriptors [n, C]. The
@@ -70,7 +91,7 @@ class Index(MarkingMethods):
 
     def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
         self.generation = Generation(store, model, device)
-        self._reranker: Reranker | None = None
+        self._searcher = Searcher()
 
     @property
     def store(self) -> Store:
@@ -97,16 +118,6 @@ class Index(MarkingMethods):
         """The calibration of the model; see `Generation.calibration`."""
         return self.generation.calibration
 
-    def expands(
-        self,
-        wanted: bool | None,
-        refine: str | None = None,
-        min_probability: float | None = None,
-        marked: bool = False,
-    ) -> bool:
-        """Whether a search expands its query; see `Generation.expands`."""
-        return self.generation.expands(wanted, refine, min_probability, marked)
-
     def refresh(self) -> None:
         """Read the changes of other processes, also an upgrade to another model."""
         if self.store.is_current():
@@ -132,9 +143,7 @@ class Index(MarkingMethods):
 
     def close(self) -> None:
         """Close files and connections."""
-        if self._reranker is not None:
-            self._reranker.close()
-            self._reranker = None
+        self._searcher.close()
         self.store.close()
 
     def info(self) -> dict[str, Any]:
@@ -164,8 +173,9 @@ class Index(MarkingMethods):
             local: store local features of new photos, now and in later calls, at most 40 kB each,
                 so that re-ranking is fast and does not read the photos. For photos that are in
                 the index already, call `add_local_features`.
-            root: the folder that the ids of a descriptor file are relative to.
-            workers: the number of processes that decode; chosen from the cores by default.
+            root: folder that contains the photos of a descriptor file.
+            workers: number of processes that decode photos; by default from the number of CPU
+                cores.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
 
         Returns:
@@ -176,38 +186,25 @@ class Index(MarkingMethods):
         if local:
             self._change(lambda: enable_local_features(self.store))
         for source in open_sources(photos):
-            found = self._change(
-                partial(self._add_source, source, Added(), thumbnails, root, workers, progress)
-            )
-            for name, ids in vars(found).items():
-                getattr(total, name).extend(ids)
+            with counting("adding", len(source), progress) as advance:
+                options = {"thumbnails": thumbnails, "on_progress": advance}
+                add = partial(self._add_source, source, root, workers, options)
+                for name, ids in vars(self._change(add)).items():
+                    getattr(total, name).extend(ids)
         return total
 
     def _add_source(
         self,
         source: Images | DescriptorFile,
-        result: Added,
-        thumbnails: bool,
         root: str | Path | None,
         workers: int | None,
-        progress: bool | None,
+        options: dict[str, Any],
     ) -> Added:
-        """Add the photos of one source; `result` has what an earlier attempt has done."""
+        """Add the photos of one source."""
         current = self.generation
-        with counting("adding", len(source), progress) as advance:
-            if isinstance(source, DescriptorFile):
-                return add_descriptors(
-                    current.store, source, root, thumbnails=thumbnails, on_progress=advance
-                )
-            return add_photos(
-                current.store,
-                current.model,
-                source,
-                thumbnails=thumbnails,
-                workers=workers,
-                on_progress=advance,
-                result=result,
-            )
+        if isinstance(source, DescriptorFile):
+            return add_descriptors(current.store, source, root, **options)
+        return add_photos(current.store, current.model, source, workers=workers, **options)
 
     def add_local_features(
         self, *, workers: int | None = None, progress: bool | None = None
@@ -218,7 +215,7 @@ class Index(MarkingMethods):
         so the same call resumes after an interruption.
 
         Args:
-            workers: the number of processes; one per core by default.
+            workers: number of processes; by default one per CPU core.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
 
         Returns:
@@ -240,17 +237,7 @@ class Index(MarkingMethods):
         *,
         like: Names = (),
         box: Box | Sequence[Box | None] | None = None,
-        expand: bool | None = None,
-        refine: RefineMethod | None = None,
-        rerank: bool = False,
-        exclude: Names = (),
-        where: str | Filter | None = None,
-        min_score: float | None = None,
-        min_probability: float | None = None,
-        quality: Literal["fast", "best"] = "fast",
-        same: Names = (),
-        different: Names = (),
-        marks: bool = False,
+        **options: Any,
     ) -> list[Hit]:
         """Find the photos nearest to a query, best first.
 
@@ -263,67 +250,23 @@ class Index(MarkingMethods):
                 not among the hits.
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
-            expand: expand the query with its nearest neighbors (αQE). By default, if the model of
-                the index was tuned to it, `refine` and `min_probability` are None, and no entries
-                are marked.
-            refine: re-rank the first hits by their global descriptors: "superglobal" (the first
-                400) or "diffusion" (the first 2000).
-            rerank: re-rank the first 100 hits by spatial verification. Unless the index has
-                local features, their files must be readable. With `refine="diffusion"`, the
-                first 100 hits are verified first, and diffusion starts from those that match.
-            exclude: ids or keys of entries that are not returned.
-            where: a filter on the attributes of the hits, such as `price < 100 and color = 'red'`.
-            min_score: the minimum score of a hit.
-            min_probability: the minimum probability that a hit shows the same thing as the query,
-                from 0 to 1; the model must be calibrated. It cannot be combined with `expand` or
-                with marked entries.
-            quality: "best" stands for `refine="diffusion"` and `rerank=True`.
-            same: ids or keys of entries that show the same thing as the query. The query is moved
-                toward them (see `listwise.search.moved_query`), and they are the first hits,
-                whatever their score is.
-            different: ids or keys of entries that show something else. The query is moved away
-                from them, and they come after all other entries.
-            marks: use the stored marks of the query too, which must be one photo or one entry;
-                `same` and `different` take precedence. Nothing is stored: see `mark`.
+            **options: the other options of `SearchOptions`, such as `where`, `expand`, `refine`,
+                `rerank`, `quality`, `min_score`, `min_probability`, `same`, `different`, `exclude`.
 
         Returns:
             At most k hits.
-        """
-        if quality not in ("fast", "best"):
-            raise InputError(f"`quality` must be fast or best, not {quality!r}")
-        if quality == "best":
-            refine, rerank = refine or "diffusion", True
-        chosen = as_filter(where)
-        method = None if refine is None else find_refinement(refine)
-        examples = [self.entry(name) for name in list_names(like)]
-        current = self.generation  # another thread may switch to another one meanwhile
-        marked = find_marked(current.store, query, like, box, same, different, stored=marks)
-        photos, vectors = _described(current, query, box)
-        # After the model is loaded: its calibration may be newer than the stored one.
-        lowest = lowest_score(current.calibration, min_score, min_probability)
-        expand = current.expands(expand, refine, min_probability, any(marked))
-        if examples:
-            known = current.store.vectors(np.array([entry.key for entry in examples], np.int64))
-            vectors = np.concatenate([vectors, known])
-        left_out = {entry.key for entry in examples} | set(map(key_of, list_names(exclude)))
-        one = Query(vectors, k, expand, left_out, chosen, lowest, method, *marked)
-        if not rerank:
-            return find_hits(current.store, [one], current.calibration)[0]
-        if not photos and not examples:
-            raise InputError("`rerank` needs photos: give a photo or `like`, not descriptors")
-        from listwise.local.rerank import TOP
-        from listwise.search.reranking import DIFFUSED, diffuse_hits
 
-        # Diffusion comes after verification: it starts from the hits that match.
-        last = refine == "diffusion"
-        size, method = (DIFFUSED, None) if last else (TOP, method)
-        many = replace(one, k=max(k, size), refine=method)
-        hits = find_hits(current.store, [many], current.calibration)[0]
-        photos += [(load_image(entry.path), entry.box) for entry in examples]
-        images, boxes = [photo for photo, _ in photos], [box for _, box in photos]
-        hits = self._rerank(current.store, images, hits, boxes)
-        hits = diffuse_hits(current.store, hits) if last else hits
-        return marked_order(hits, *marked)[:k]
+        Example:
+            >>> index.search("chair.jpg", where="price < 100", rerank=True)  # doctest: +SKIP
+            [Hit('chairs/7.jpg', score=0.8710, inliers=41), ...]
+        """
+        chosen = validated(SearchOptions, {"k": k, **options})
+        photos, boxes, vectors = _examples(query, box)
+        one = Query(photos, boxes, list_names(like), vectors, chosen)
+        (result,) = self._searcher.search(self.generation, [one])
+        if isinstance(result, Exception):
+            raise result
+        return (self._searcher.rerank(result) if chosen.rerank else result).page
 
     def remove(
         self,
@@ -336,23 +279,22 @@ class Index(MarkingMethods):
         Args:
             photos: ids, keys or entries of the index; or image files, folders and tables, whose
                 photos are looked up by their content.
-            where: a filter; only entries that match it are removed, all of them if `photos` is
-                None.
+            where: filter on attributes, such as "price < 100"; only entries that match it are
+                removed, all of them if no `photos` are given.
         """
         chosen = as_filter(where)
         if photos is None and chosen is None:
             raise InputError("nothing to remove: give `photos` or `where`")
-        return self._change(lambda: self._remove(photos, chosen))
-
-    def _remove(self, photos: Any, chosen: Filter | None) -> int:
-        matching = None if chosen is None else self.store.matching(chosen).tolist()
-        if photos is None:
-            return self.store.remove(matching or [])
         given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
-        keys = [key for each in given for key in self._keys(each)]
-        if matching is not None:
-            keys = sorted(set(keys).intersection(matching))
-        return self.store.remove(keys)
+
+        def remove() -> int:
+            keys = None if given is None else {key for each in given for key in self._keys(each)}
+            if chosen is not None:
+                matching = self.store.keys(chosen).tolist()
+                keys = set(matching) if keys is None else keys.intersection(matching)
+            return self.store.remove(sorted(keys or ()))
+
+        return self._change(remove)
 
     def entries(
         self, *, where: str | Filter | None = None, start: int = 0, count: int | None = None
@@ -360,22 +302,16 @@ class Index(MarkingMethods):
         """List entries, all or those that match a filter; the order is stable between writes.
 
         Args:
-            where: a filter on attributes, such as `price < 100 and color = 'red'`.
-            start: the position of the first entry to list.
-            count: the maximum number of entries; all by default.
+            where: filter on attributes, such as "price < 100 and color = 'red'".
+            start: number of entries to skip.
+            count: maximum number of entries; by default all.
 
         Example:
             >>> [entry.id for entry in index.entries(where="color = 'red'")]    # doctest: +SKIP
             ['chairs/7.jpg']
         """
-        chosen = as_filter(where)
-        end = math.inf if count is None else start + count
-        while start < end:
-            found = self.store.page(start, int(min(1000, end - start)), chosen)
-            if not found:
-                return
-            yield from found
-            start += len(found)
+        for page in self.store.pages(as_filter(where), start, count):
+            yield from page
 
     def duplicates(
         self,
@@ -387,9 +323,9 @@ class Index(MarkingMethods):
         """Find photos that are in the index more than once, the largest group first.
 
         Args:
-            threshold: the minimum score of near-duplicates, from -1 to 1.
-            verify: require that the local features of near-duplicates agree on one geometry; by
-                default if the extra `local` is installed.
+            threshold: minimum score of near-duplicates, from -1 to 1.
+            verify: verify near-duplicates by local features; by default if the extra local is
+                installed.
             progress: show a progress bar; by default on a terminal.
 
         Returns:
@@ -416,41 +352,9 @@ class Index(MarkingMethods):
         """
         return count_facets(self.store.attribute_texts())
 
-    def classes(self) -> list[ClassProgress]:
-        """List the classes of the index, the largest first: from labels and from "same" marks.
-
-        Example:
-            >>> index.classes()[0]                           # doctest: +SKIP
-            ClassProgress(name='chair', photos=12, labelled=9, marks=14, open=3)
-        """
-        return find_classes(self.store, self.marks().active, self.calibration)
-
-    def suggest(self, count: int = 20) -> list[Suggestion]:
-        """Suggest pairs of entries to mark: the most uncertain ones.
-
-        The pairs are neighbors of labelled and marked photos, taken from the classes in turn;
-        without such photos, neighbors of any photos. The least clear ones have a probability near
-        one half by the calibration of the model. Without a calibration, their scores are near the
-        middle between those of pairs marked "same" and "different".
-
-        Args:
-            count: the maximum number of pairs.
-
-        Example:
-            >>> for pair in index.suggest(5):                # doctest: +SKIP
-            ...     print(pair.one.id, pair.other.id, pair.probability)
-        """
-        return find_suggestions(self.store, self.marks().active, self.calibration, count)
-
     def entry(self, name: str | int) -> Entry:
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""
-        found = self.store.get([key_of(name)])
-        if not found:
-            raise NoEntryError(
-                f"{self.uri} has no photo {name}: give an id or a key of the index; "
-                "listwise index list shows the ids"
-            )
-        return found[key_of(name)]
+        return find_entries(self.store, name)[0]
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose a search method that meets the intent, measure it, and save the choice."""
@@ -478,7 +382,8 @@ class Index(MarkingMethods):
                 the index.
             skip_missing: leave out entries whose photo is missing, has changed or cannot be read.
                 By default they are an error.
-            workers: the number of processes that decode; chosen from the cores by default.
+            workers: number of processes that decode photos; by default from the number of CPU
+                cores.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
             on_note: called with a sentence about what is done, first with an estimate of time and
                 disk space.
@@ -494,9 +399,7 @@ class Index(MarkingMethods):
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
         done = self._change(lambda: upgrade_generation(self.generation, new, options))
         if not self.store.is_current():
-            self.generation = Generation(
-                self.store.open_generation(done.generation), new, self.generation.device
-            )
+            self.generation = self.generation.reopened(new)
         return done
 
     def rollback(
@@ -514,9 +417,11 @@ class Index(MarkingMethods):
         returns to the upgraded index. The other arguments are those of `upgrade`.
 
         Args:
-            model: the earlier model, if its folder has moved.
+            model: earlier model, if its folder has moved.
             skip_missing: leave out entries whose photo is missing, has changed or cannot be read.
-            workers: the number of processes that decode; chosen from the cores by default.
+                By default they are an error.
+            workers: number of processes that decode photos; by default from the number of CPU
+                cores.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
             on_note: called with a sentence about what is done.
 
@@ -525,10 +430,9 @@ class Index(MarkingMethods):
             UpgradeResult(generation=0, entries=6049, described=0, skipped=[])
         """
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
-        device = self.generation.device
-        new = load_model(model, device) if isinstance(model, str | Path) else model
+        new = load_model(model, self.generation.device) if isinstance(model, str | Path) else model
         done = self._change(lambda: roll_back(self.generation, new, options))
-        self.generation = Generation(self.store.open_generation(done.generation), new, device)
+        self.generation = self.generation.reopened(new)
         return done
 
     def changes(self, queries: int = 100, *, k: int = 10) -> UpgradeChanges:
@@ -538,8 +442,8 @@ class Index(MarkingMethods):
         seconds, and needs neither the photos nor the earlier model.
 
         Args:
-            queries: the number of entries to search by.
-            k: the number of results to compare.
+            queries: number of entries to search by.
+            k: number of results to compare.
 
         Example:
             >>> index.changes(500).kept                      # doctest: +SKIP
@@ -563,54 +467,153 @@ class Index(MarkingMethods):
 
         Args:
             photos: read the photos too, and report those that have changed.
-            repair: recompute damaged descriptors and thumbnails from the photos, restore damaged
-                files, remove entries whose id or path is damaged, and add checksums to an index
-                of an earlier version.
+            repair: encode the photos of damaged entries again, restore damaged files, and remove
+                entries whose id or path is damaged.
             progress: show a progress bar; by default on a terminal.
 
         Returns:
-            The ids of damaged entries and the names of damaged files, and what was repaired.
+            The names of damaged files and entries, and what was repaired.
 
         Example:
             >>> index.check().ok                             # doctest: +SKIP
             True
         """
         with counting("checking", len(self), progress) as advance:
-            return check_store(
-                self.store, lambda: self.model, photos=photos, repair=repair, on_progress=advance
-            )
+            return check_store(self.generation, photos=photos, repair=repair, on_progress=advance)
 
     def describe(
-        self, photos: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None
+        self, photos: Sequence[Photo], boxes: Sequence[Box | None] | None = None
     ) -> Float32:
-        """Compute descriptors of n upright RGB photos, or boxes in them: float32 [n, C]."""
-        return self.generation.describe(photos, boxes)
+        """Compute descriptors of n photos, or boxes in them, at the size of the index: [n, C]."""
+        return self.generation.describe_given(photos, boxes or [None] * len(photos))
 
-    def rerank(
+    def mark(
         self,
-        photos: Sequence[Image.Image],
-        hits: Sequence[Hit],
-        boxes: Sequence[Box | None] | None = None,
-        until: float | None = None,
-    ) -> list[Hit]:
-        """Re-rank hits by spatial verification with photos; see `reranking.rerank_hits`."""
-        return self._rerank(self.store, photos, hits, boxes, until)
+        query: Photo | int,
+        *,
+        same: Names = (),
+        different: Names = (),
+        box: Box | None = None,
+        by: str = "",
+        ranks: Mapping[str | int, int] | None = None,
+    ) -> list[Mark]:
+        """Store which results of a query show the same thing as it, and which do not.
 
-    def _rerank(
-        self,
-        store: Store,
-        photos: Sequence[Image.Image],
-        hits: Sequence[Hit],
-        boxes: Sequence[Box | None] | None = None,
-        until: float | None = None,
-    ) -> list[Hit]:
-        """Re-rank the hits of a search in this store."""
-        from listwise.local.rerank import Reranker
-        from listwise.search.reranking import rerank_hits
+        The marks are written to the log of the index before the call returns. A later mark of
+        the same person replaces an earlier one of the same two photos. In a folder, a copy of a
+        photo that is not an entry is kept in `queries`.
 
-        if self._reranker is None:
-            self._reranker = Reranker()
-        return rerank_hits(store, self._reranker, photos, hits, boxes, until)
+        Args:
+            query: the id or key of an entry; or a photo, as in `search`. In Milvus, which keeps no
+                copies, a photo must be a file.
+            same: ids or keys of entries that show the same thing.
+            different: ids or keys of entries that show something else.
+            box: the part of the photo that was searched for, x0, y0, x1, y1 in pixels.
+            by: the name of the person.
+            ranks: the places of entries in the results, from 1, by id or key.
+
+        Returns:
+            The marks. An entry that is the query itself gets none.
+
+        Example:
+            >>> index.mark("chair.jpg", same=["chairs/7.jpg"], by="ann")     # doctest: +SKIP
+            [Mark(id='5f0c2a6e9b1d4c38', ...)]
+        """
+        store = self.store
+        by = _checked_text("by", by)
+        chosen = find_marked(store, same, different)
+        if not any(chosen):
+            raise QueryError("nothing to mark: give `same` or `different`")
+        places = {key_of(name): rank for name, rank in (ranks or {}).items()}
+        if any(rank < 1 for rank in places.values()):
+            raise InputError("`ranks` must be 1 or more")
+        asked = find_query(store, query, box, keep=True)
+        if asked.id in {entry.id for entry in chosen[1]}:
+            raise QueryError(f"{asked.id} is the query itself: it cannot be `different`")
+        time = _now()
+        marks = [
+            Mark(_new_id(), asked, each.id, is_same, by, time, places.get(each.key), each.digest)
+            for entries, is_same in zip(chosen, (True, False), strict=True)
+            for each in entries
+            if each.id != asked.id
+        ]
+        if marks:
+            store.mark_log.append(marks)
+        return marks
+
+    def marks(self) -> Marks:
+        """Read the marks of the index, with their conflicts and classes.
+
+        Example:
+            >>> index.marks().write("labels.csv")            # doctest: +SKIP
+            MarkTable(classes=12, photos=240, conflicting=0, missing=0)
+        """
+        return read_marks(self.store)
+
+    def unmark(self, ids: str | Iterable[str], *, by: str = "") -> int:
+        """Undo marks and return their number; the log keeps them as history.
+
+        An earlier mark of the same photos by the same person then counts again if it was the
+        other one.
+
+        Args:
+            ids: ids of marks. Those that are undone already are not counted.
+            by: the name of the person who undoes them.
+        """
+        by = _checked_text("by", by)
+        store = self.store
+        marks = read_marks(store, all_labels=False)
+        wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
+        for name in wanted.keys() - {mark.id for mark in marks.history}:
+            raise InputError(f"{store.uri} has no mark {name}: give the id of a mark")
+        undone = [name for name in wanted if name not in marks.undone_ids]
+        if undone:
+            store.mark_log.append([Undo(_new_id(), name, by, _now()) for name in undone])
+        return len(undone)
+
+    def label(self, entries: Names, name: str) -> int:
+        """Name the class of entries in their attribute `label`, and return their number.
+
+        Photos are not described again, and adding them again keeps the label, unless their table
+        has a column `label`.
+
+        Args:
+            entries: ids or keys of entries.
+            name: the name of the class; "" removes the label.
+
+        Example:
+            >>> index.label(["a.jpg", "b.jpg"], "eiffel tower")              # doctest: +SKIP
+            2
+        """
+        text = _checked_text("name", name)
+        keys = [entry.key for entry in find_entries(self.store, entries)]
+        return self._change(lambda: self.store.set_attribute(keys, LABEL, text))
+
+    def classes(self) -> list[ClassProgress]:
+        """List the classes of the index, the largest first: from labels and from "same" marks.
+
+        Example:
+            >>> index.classes()[0]                           # doctest: +SKIP
+            ClassProgress(name='chair', photos=12, labelled=9, marks=14, open=3)
+        """
+        return find_classes(self.store, self.marks(), self.calibration)
+
+    def suggest(self, count: int = 20) -> list[Suggestion]:
+        """Suggest pairs of entries to mark: the most uncertain ones.
+
+        The pairs are neighbors of labelled and marked photos, taken from the classes in turn;
+        without such photos, neighbors of any photos. The least clear ones have a probability near
+        one half by the calibration of the model. Without a calibration, their scores are near the
+        middle between those of pairs marked "same" and "different".
+
+        Args:
+            count: the maximum number of pairs.
+
+        Example:
+            >>> for pair in index.suggest(5):                # doctest: +SKIP
+            ...     print(pair.one.id, pair.other.id, pair.probability)
+        """
+        return find_suggestions(self.store, self.marks(), self.calibration, count)
 
     def _change(self, change: Callable[[], Result]) -> Result:
         """Change the index; repeat it if another process has switched to another generation."""
@@ -638,20 +641,30 @@ class Index(MarkingMethods):
         return keys
 
 
-def _described(
-    current: Generation, query: Any, box: Any
-) -> tuple[list[tuple[Image.Image, Box | None]], Float32]:
-    """The photos of a query with their boxes, and its descriptors [n, dim]."""
+def _examples(query: Any, box: Any) -> tuple[list[Photo], list[Box | None], Float32 | None]:
+    """The photos of a query with their boxes, and its descriptors [n, dim] if it has some."""
     if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
-        return [], np.atleast_2d(query).astype(np.float32)
+        return [], [], np.atleast_2d(query).astype(np.float32)
     several = isinstance(query, Sequence) and not isinstance(query, str)
-    given = query if several else [] if query is None else [query]
-    boxes = [box] if query is not None and not several else list(box or [None] * len(given))
-    if len(boxes) != len(given):
+    photos = list(query) if several else [] if query is None else [query]
+    boxes = [box] if query is not None and not several else list(box or [None] * len(photos))
+    if len(boxes) != len(photos):
         raise InputError(
-            f"`box` has {len(boxes)} boxes for {len(given)} photos: give one per photo"
+            f"`box` has {len(boxes)} boxes for {len(photos)} photos: give one per photo"
         )
-    photos = [open_photo(photo) for photo in given]
-    if not photos:
-        return [], np.empty((0, current.header.dim), np.float32)
-    return list(zip(photos, boxes, strict=True)), current.describe(photos, boxes)
+    return photos, boxes, None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _checked_text(argument: str, text: str) -> str:
+    text = text.strip()
+    if len(text) > _LONGEST or re.search(r"[\x00-\x1f\x7f]", text):
+        raise InputError(f"`{argument}` must be one line of at most {_LONGEST} characters")
+    return text

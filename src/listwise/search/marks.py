@@ -1,21 +1,41 @@
 """Marks of people on search results: which entries show the same thing as a query.
 
 A `Mark` is never changed. The log of an index holds the marks and what was undone, and `Marks` is
-what follows from it.
+what follows from it. Photos are nodes of a graph, and "same" marks are its edges; the groups and
+the conflicts depend on which marks are active, and not on their order.
+
+The log does not belong to a generation, so upgrades and rollbacks keep it. A line is a checksum and
+a record as JSON: a mark, or that a mark was undone.
 """
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from listwise.data.images import Box
 from listwise.errors import InputError
-from listwise.files import write_text
-from listwise.search.mark_groups import QUERY, Pair, disputed_pairs, pair_of, split_into_groups
+from listwise.files import write_csv
+
+if TYPE_CHECKING:
+    from listwise.data.images import Box
+
+Pair = tuple[str, str]
+"""The ids of two photos, sorted."""
+QUERY = "query:"
+"""The ids of photos that are not entries begin with this."""
+ConflictKind = Literal["changed", "people", "chain", "labels"]
+_Graph = dict[str, set[str]]
+
+
+def pair_of(one: str, other: str) -> Pair:
+    """The pair of two photos."""
+    return (one, other) if one <= other else (other, one)
 
 
 @dataclass(frozen=True)
@@ -31,7 +51,7 @@ class MarkedQuery:
 
     id: str
     path: str
-    box: Box | None
+    box: "Box | None"
     digest: str
 
 
@@ -66,6 +86,23 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Undo:
+    """The record that a mark was undone.
+
+    Attributes:
+        id: 16 random hexadecimal digits.
+        mark: the id of the mark.
+        by: the person; empty if unknown.
+        time: when it was undone, in ISO 8601, UTC.
+    """
+
+    id: str
+    mark: str
+    by: str
+    time: str
+
+
+@dataclass(frozen=True)
 class Conflict:
     """Marks or labels that contradict each other.
 
@@ -78,7 +115,7 @@ class Conflict:
         photos: ids of the photos that are left out of the classes; none if it is "changed".
     """
 
-    kind: Literal["changed", "people", "chain", "labels"]
+    kind: ConflictKind
     marks: tuple[Mark, ...]
     photos: tuple[str, ...]
 
@@ -118,35 +155,36 @@ class Marks:
 
     Args:
         history: all marks in the order in which they were made, those that were undone included.
-        undone: ids of the marks that were undone.
-        photos: the photos of the marks that are in the index, and the query photos, by id.
+        undone_ids: ids of the marks that were undone.
+        photos: the photos of the marks that are in the index, the query photos, and the entries
+            with a label, by id.
         labels: the attribute `label` of those entries that have it, by id.
-        labelled: entries with a label whether or not they are marked, by id, for the classes.
     """
 
     def __init__(
         self,
         history: Sequence[Mark],
-        undone: frozenset[str] = frozenset(),
-        photos: Mapping[str, MarkedQuery] | None = None,
+        undone_ids: frozenset[str],
+        photos: Mapping[str, MarkedQuery],
         labels: Mapping[str, str] | None = None,
-        labelled: Mapping[str, MarkedQuery] | None = None,
     ) -> None:
         self.history = tuple(history)
-        self.photos = dict(photos or {})
-        self.labels = dict(labels or {})
-        self._labelled = dict(labelled or {})
-        self._undone = undone
+        self.undone_ids = undone_ids
+        self.photos = photos
+        self.labels = labels or {}
         present = [mark for mark in self.history if self._is_present(mark)]
         self.missing = tuple(
-            mark for mark in self.history if mark.id not in undone and not self._is_present(mark)
+            mark
+            for mark in self.history
+            if mark.id not in undone_ids and not self._is_present(mark)
         )
-        self._made: dict[tuple[Pair, str], list[Mark]] = {}  # by pair and person, not undone
+        # By pair and person, without those that were undone.
+        self._made: dict[tuple[Pair, str], list[Mark]] = defaultdict(list)
         for mark in present:
-            made = self._made.setdefault((mark.pair, mark.by), [])
+            made = self._made[mark.pair, mark.by]
             if made and made[-1].same == mark.same:
                 made.pop()  # it was repeated, so undoing the repetition undoes both
-            if mark.id not in undone:
+            if mark.id not in undone_ids:
                 made.append(mark)
         latest = [made[-1] for made in self._made.values() if made]
         self._order = {mark.id: place for place, mark in enumerate(self.history)}
@@ -155,17 +193,13 @@ class Marks:
     @property
     def undone(self) -> int:
         """The number of marks that were undone."""
-        return sum(mark.id in self._undone for mark in self.history)
+        return sum(mark.id in self.undone_ids for mark in self.history)
 
     def __iter__(self) -> Iterator[Mark]:
         return iter(self.active)
 
     def __len__(self) -> int:
         return len(self.active)
-
-    def is_undone(self, mark: Mark) -> bool:
-        """Whether a mark was undone."""
-        return mark.id in self._undone
 
     def of(self, query: str) -> tuple[list[str], list[str]]:
         """The entries that are marked "same" and "different" for a query, without disputed ones.
@@ -175,24 +209,21 @@ class Marks:
         """
         found: tuple[list[str], list[str]] = [], []
         for mark in self._of_photo.get(query, ()):
-            if mark.pair not in self._disputed:
-                other = mark.entry if mark.query.id == query else mark.query.id
-                if not other.startswith(QUERY) and other not in found[not mark.same]:
-                    found[not mark.same].append(other)
+            other = mark.entry if mark.query.id == query else mark.query.id
+            if not other.startswith(QUERY) and other not in found[not mark.same]:
+                found[not mark.same].append(other)
         return found
-
-    @cached_property
-    def _disputed(self) -> set[Pair]:
-        return disputed_pairs(self.active)
 
     @cached_property
     def _of_photo(self) -> dict[str, list[Mark]]:
-        """The active marks of each photo, by its id."""
-        found: dict[str, list[Mark]] = {}
+        """The active marks of each photo by its id, without those of disputed pairs."""
+        disputed = _disputed_pairs(self.active)
+        found: dict[str, list[Mark]] = defaultdict(list)
         for mark in self.active:
-            for photo in set(mark.pair):
-                found.setdefault(photo, []).append(mark)
-        return found
+            if mark.pair not in disputed:
+                for photo in set(mark.pair):
+                    found[photo].append(mark)
+        return dict(found)
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
@@ -207,6 +238,11 @@ class Marks:
         `label`. A photo that is only marked "different" is a class of its own.
         """
         return self._found[0]
+
+    @cached_property
+    def class_names(self) -> dict[str, str]:
+        """The name of the class of each photo in a class, by the id of the photo."""
+        return {photo.id: each.name for each in self.classes for photo in each.photos}
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -232,14 +268,11 @@ class Marks:
             if photo.path
         ]
         boxes = any(box is not None for *_, box in rows)
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["path", "label", "box"] if boxes else ["path", "label"])
+        table = [["path", "label", "box"]]
         for place, name, box in rows:
-            shown = "" if box is None else ",".join(f"{edge:.12g}" for edge in box)
-            table.writerow([place, name, shown] if boxes else [place, name])
+            table.append([place, name, ",".join(f"{edge:.12g}" for edge in box or ())])
         try:
-            write_text(Path(path), text.getvalue())
+            write_csv(Path(path), table if boxes else [row[:2] for row in table])
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         names = {name for _, name, _ in rows}
@@ -248,20 +281,13 @@ class Marks:
     @cached_property
     def _found(self) -> tuple[tuple[MarkedClass, ...], tuple[Conflict, ...]]:
         """The classes and the conflicts."""
-        conflicts = [
+        groups, conflicts = _split_into_groups(self.active, self.labels)
+        conflicts += [
             Conflict("changed", tuple(made), ()) for made in self._made.values() if len(made) > 1
         ]
-        groups, found = split_into_groups(self.active, self.labels)
-        for kind, pairs, photos in found:
-            marks = [mark for mark in self.active if mark.pair in pairs]
-            conflicts.append(Conflict(kind, tuple(marks), photos))
         conflicts.sort(key=lambda each: [self._order[mark.id] for mark in each.marks])
-        left_out = {photo for each in conflicts for photo in each.photos}
-        for photo in self._labelled.keys() - left_out:
-            groups.setdefault(self.labels[photo], set()).add(photo)
-        known = self._labelled | self.photos
         classes = [
-            MarkedClass(name, tuple(known[photo] for photo in sorted(group)))
+            MarkedClass(name, tuple(self.photos[photo] for photo in sorted(group)))
             for name, group in sorted(groups.items())
         ]
         return tuple(classes), tuple(conflicts)
@@ -273,3 +299,175 @@ class Marks:
             photo in self.photos and digest in ("", self.photos[photo].digest)
             for photo, digest in named
         )
+
+
+def _disputed_pairs(marks: Iterable[Mark]) -> set[Pair]:
+    """Pairs that are marked both ways."""
+    ways = {(mark.pair, mark.same) for mark in marks}
+    return {pair for pair, same in ways if same and (pair, False) in ways}
+
+
+def _split_into_groups(
+    marks: Collection[Mark], labels: Mapping[str, str]
+) -> tuple[dict[str, set[str]], list[Conflict]]:
+    """Divide the photos of marks and labels into named groups, without those in conflict.
+
+    Args:
+        marks: at most one mark per pair and person. A mark of a photo with itself is left out.
+        labels: the labels of photos that have one, by id.
+
+    Returns:
+        The photos of each group by its name, and the conflicts.
+    """
+    marks = [mark for mark in marks if mark.pair[0] != mark.pair[1]]
+    disputed = _disputed_pairs(marks)
+    same = {mark.pair for mark in marks if mark.same} - disputed
+    different = sorted({mark.pair for mark in marks if not mark.same} - disputed)
+    conflicts: list[Conflict] = []
+
+    def add_conflict(kind: ConflictKind, pairs: Collection[Pair], photos: Iterable[str]) -> None:
+        found = tuple(mark for mark in marks if mark.pair in pairs)
+        conflicts.append(Conflict(kind, found, tuple(sorted(photos))))
+
+    for pair in sorted(disputed):
+        add_conflict("people", {pair}, pair)
+    graph: _Graph = {photo: set() for mark in marks for photo in mark.pair}
+    for one, other in same:
+        graph[one].add(other)
+        graph[other].add(one)
+    for pair, chain in _cut_chains(graph, different):
+        add_conflict("chain", {pair, *_edges(chain)}, chain)
+    left_out = {photo for each in conflicts for photo in each.photos}
+    groups: dict[str, set[str]] = defaultdict(set)
+    known = set(labels.values())
+    for group in _components(graph):
+        names = {labels[photo] for photo in group if photo in labels}
+        if len(names) > 1:
+            # What each labelled photo shows is known; what the others show is not.
+            inside = {pair for pair in same if pair[0] in group}
+            add_conflict("labels", inside, group - set(labels) - left_out)
+        elif names:
+            groups[names.pop()] |= group
+        else:
+            first = min(group)
+            groups[f"photo:{first}" if first in known else first] |= group
+    for photo, name in labels.items():
+        groups[name].add(photo)
+    name_of = {photo: name for name, group in groups.items() for photo in group}
+    for one, other in different:
+        if one in name_of and name_of[one] == name_of.get(other):
+            add_conflict("labels", {(one, other)}, (one, other))
+    left_out = {photo for each in conflicts for photo in each.photos}
+    kept = {name: group - left_out for name, group in groups.items()}
+    return {name: group for name, group in kept.items() if group}, conflicts
+
+
+def _edges(chain: Sequence[str]) -> list[Pair]:
+    return [pair_of(*edge) for edge in pairwise(chain)]
+
+
+def _cut_chains(graph: _Graph, different: Collection[Pair]) -> list[tuple[Pair, list[str]]]:
+    """Remove the chains of edges between photos that are marked different, the shortest first."""
+    cut: list[tuple[Pair, list[str]]] = []
+    while True:
+        # All are looked for before any is cut, so that their order does not matter.
+        group_of = {photo: i for i, group in enumerate(_components(graph)) for photo in group}
+        connected = [pair for pair in different if group_of[pair[0]] == group_of[pair[1]]]
+        chains = [(pair, _chain(graph, *pair)) for pair in connected]
+        if not chains:
+            return cut
+        for one, other in (edge for _, chain in chains for edge in _edges(chain)):
+            graph[one].discard(other)
+            graph[other].discard(one)
+        cut += chains
+
+
+def _reached(graph: _Graph, start: str) -> dict[str, str]:
+    """The photos that are connected to one, nearest first, each with the one before it."""
+    before = {start: start}
+    waiting = [start]
+    for here in waiting:
+        new = sorted(graph[here] - before.keys())
+        before.update(dict.fromkeys(new, here))
+        waiting += new
+    return before
+
+
+def _chain(graph: _Graph, start: str, end: str) -> list[str]:
+    """A shortest path between two connected photos, the first by id."""
+    before = _reached(graph, start)
+    chain = [end]
+    while chain[-1] != start:
+        chain.append(before[chain[-1]])
+    return chain
+
+
+def _components(graph: _Graph) -> list[set[str]]:
+    """The groups of connected photos, in the order of their first id."""
+    groups: list[set[str]] = []
+    seen: set[str] = set()
+    for photo in sorted(graph):
+        if photo not in seen:
+            groups.append(set(_reached(graph, photo)))
+            seen |= groups[-1]
+    return groups
+
+
+class MarkLog(ABC):
+    """Where the marks of an index are stored. Several threads and processes may use it."""
+
+    @abstractmethod
+    def append(self, records: Sequence[Mark | Undo]) -> None:
+        """Write records; when it returns, they survive a kill and a power failure."""
+
+    @abstractmethod
+    def read(self) -> dict[str, str]:
+        """Read all lines in the order in which they were written, by name."""
+
+    @abstractmethod
+    def drop(self, names: Sequence[str]) -> None:
+        """Remove damaged lines by name and keep the others."""
+
+    @abstractmethod
+    def keep_photo(self, path: str, content: bytes | None) -> str:
+        """Keep a query photo beside the index and return the path of the copy.
+
+        Args:
+            path: the file of the photo; its ending is that of the copy.
+            content: the bytes of the photo file.
+        """
+
+    def stamp(self) -> Hashable | None:
+        """Return a value that changes when lines are written; None if this cannot be known."""
+        return None
+
+    def find_photo(self, path: str) -> str:
+        """Return where a kept query photo is now; an index may have been moved."""
+        return path
+
+    def damaged(self) -> list[str]:
+        """Names of the lines that are not what was written."""
+        return [name for name, text in self.read().items() if parse_line(text) is None]
+
+
+def write_line(record: Mark | Undo) -> str:
+    """Write a record as a line with its checksum."""
+    content = json.dumps(asdict(record))
+    return f"{_checksum(content)} {content}"
+
+
+def parse_line(text: str) -> Mark | Undo | None:
+    """Read a record from its line; None if the line is damaged."""
+    checksum, _, content = text.partition(" ")
+    if checksum != _checksum(content):
+        return None
+    values = json.loads(content)
+    if "mark" in values:
+        return Undo(**values)
+    query = values.pop("query")
+    box = None if query["box"] is None else tuple(query["box"])
+    return Mark(query=MarkedQuery(**{**query, "box": box}), **values)
+
+
+def _checksum(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -35,12 +35,12 @@ def open_index(
         model: the model that computes descriptors: a `Model`, its folder, or the name of a timm
             backbone. An existing index knows its model. A new index without `model` uses a
             pretrained backbone that suits this machine.
-        max_side: for a new index, the long side that larger photos are reduced to; by default that
-            of a tuned model, or the original size, which 0 stands for.
-        scales: for a new index, the sizes at which photos are described; by default those of a
-            tuned model, or (1.0,).
-        power: for a new index, the power of the mean over the scales; 3 by default.
-        device: `cpu`, `cuda`, `cuda:1`; `auto` uses a GPU if present.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU.
+        scales: scales at which each photo is described, such as 1,0.7071,0.5; by default those of a
+            tuned model, or 1.
+        power: power of the generalized mean over the descriptors of several scales; by default 3.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         create: create the index if it does not exist.
         on_note: called with a sentence about what was chosen.
     """
@@ -62,6 +62,7 @@ def open_index(
         )
     opened = _open_model(model, device)
     assert opened is not None
+    on_note(opened.size_note(max_side))
     return Index(create_store(place, header_of(opened, **given)), opened, device)
 
 
@@ -109,7 +110,7 @@ def check_index(
         model: the model of the index if its folder has moved.
         photos: read the photos too, and report those that have changed.
         repair: repair what is damaged; see `Index.check`.
-        device: the device that recomputes descriptors: `cpu`, `cuda`, `cuda:1`, `auto`.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         progress: show a progress bar; by default on a terminal.
 
     Example:
@@ -117,23 +118,18 @@ def check_index(
         True
     """
     engine, place = _engine(str(uri))
-    files: list[str] = []
-    repaired: list[str] = []
-    if engine.exists(place):
-        files = engine.damaged_files(place)
-        if files and not repair:
-            return CheckResult(files=files)
-        repaired = engine.repair_files(place) if files else []
+    files = engine.check_files(place, repair) if engine.exists(place) else []
+    if files and not repair:
+        return CheckResult(damaged=files)
     with open_index(uri, model, device=device, create=False) as index:
         result = index.check(photos=photos, repair=repair, progress=progress)
-    return replace(result, files=files + result.files, repaired=repaired + result.repaired)
+    return replace(result, damaged=files + result.damaged, repaired=files + result.repaired)
 
 
 def store_exists(uri: str) -> bool:
     """Whether an index exists at this place."""
     engine, place = _engine(uri)
-    found: bool = engine.exists(place)
-    return found
+    return engine.exists(place)
 
 
 def open_store(uri: str | Path) -> Store:
@@ -141,8 +137,7 @@ def open_store(uri: str | Path) -> Store:
     engine, place = _engine(str(uri))
     if not engine.exists(place):
         raise InputError(f"no index at {uri}: create one with listwise index build {uri} PHOTOS")
-    opened: Store = engine.open(place)
-    return opened
+    return engine.open(place)
 
 
 def create_store(uri: str | Path, header: IndexHeader) -> Store:
@@ -150,11 +145,11 @@ def create_store(uri: str | Path, header: IndexHeader) -> Store:
     engine, place = _engine(str(uri))
     if engine.exists(place):
         raise InputError(f"an index at {uri} exists already: add to it, or give another name")
-    created: Store = engine.create(place, header)
-    return created
+    return engine.create(place, header)
 
 
-def _engine(uri: str) -> tuple[Any, str]:
+def _engine(uri: str) -> tuple[type[Store], str]:
+    """The engine of an index, and its name for the place."""
     # A file of milvus-lite is a folder, and shells complete folders with a slash.
     file = uri.rstrip("/").endswith(".db")
     if file or uri.startswith("milvus://"):

@@ -1,26 +1,38 @@
 """The interface of every store: entries, their descriptors, and search."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from listwise.blocks import as_queries
-from listwise.columns import FileHeader
-from listwise.descriptors.settings import ExtractSettings
-from listwise.descriptors.tuned import Expansion
+from listwise.calibration import Calibration
 from listwise.errors import InputError
-from listwise.models.calibration import Calibration
-from listwise.search.checksums import EntryCheck
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, NoEntryError
+from listwise.files import FileHeader
+from listwise.search.entries import (
+    ENTRY,
+    NO_CONTENT,
+    Entry,
+    EntryCheck,
+    Float32,
+    Keys,
+    NewEntries,
+    NoEntryError,
+    check_content,
+    check_entry,
+    from_row,
+    in_parts,
+    possible_keys,
+)
 from listwise.search.filters import Filter
-from listwise.search.generations import GenerationRecord, IndexUpgradedError
-from listwise.search.mark_log import MarkLog
+from listwise.search.marks import MarkLog
+from listwise.settings import Expansion, ExtractSettings
 
 
 class IndexHeader(FileHeader):
@@ -70,25 +82,88 @@ class SearchIntent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    memory: int | None = Field(None, ge=1)
+    memory: ByteSize | None = Field(None, ge=1)
     milliseconds: float | None = Field(None, gt=0)
     recall: float | None = Field(None, gt=0, le=1)
 
 
 def search_intent(
-    memory: int | None = None, milliseconds: float | None = None, recall: float | None = None
+    memory: int | str | None = None,
+    milliseconds: float | None = None,
+    recall: float | None = None,
 ) -> SearchIntent:
-    """Make a `SearchIntent`; a value out of range is an `InputError`."""
+    """Make a `SearchIntent`; a value out of range is an `InputError`.
+
+    Args:
+        memory: maximum memory for search, such as 500MB or 2GB, or a number of bytes.
+        milliseconds: maximum latency per query, in milliseconds.
+        recall: minimum share of the ten nearest photos that a search finds, from 0 to 1.
+    """
+    given = {"memory": memory, "milliseconds": milliseconds, "recall": recall}
     try:
-        return SearchIntent(memory=memory, milliseconds=milliseconds, recall=recall)
+        return SearchIntent.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         wanted = first["msg"].removeprefix("Input should be ")
+        if first["loc"][0] == "memory":
+            wanted = "a size such as 500MB or 2GB"
         raise InputError(f"`{first['loc'][0]}` must be {wanted}, not {first['input']}") from None
 
 
+_PAGE = 1000  # entries that are read together
 Note = Callable[[str], object]
 """A function that is called with a sentence for the user."""
+Values = Sequence[int] | Sequence[str] | None
+"""The keys or the digests of some entries; None for all entries."""
+Rows = Iterator[list[dict[str, Any]]]
+"""Columns of entries by name, part by part."""
+
+
+class IndexUpgradedError(InputError):
+    """The index has another generation now: open it again, and repeat the change."""
+
+
+class GenerationRecord(BaseModel):
+    """The numbers of the generations of an index; a new index has only generation 0.
+
+    Attributes:
+        current: the generation that is searched and changed.
+        previous: the generation before the last upgrade, to which a rollback returns.
+        building: the generation of an unfinished upgrade.
+        latest: the highest number that was ever used; numbers are not used again.
+        paused: a mark of the process that holds back changes for the moment of a switch. Only
+            Milvus needs it; a folder has a lock.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    current: int = Field(0, ge=0)
+    previous: int | None = Field(None, ge=0)
+    building: int | None = Field(None, ge=0)
+    latest: int = Field(0, ge=0)
+    paused: str = ""
+
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of all generations."""
+        known = (self.current, self.previous, self.building)
+        return {number for number in known if number is not None}
+
+    def begun(self) -> "GenerationRecord":
+        """The record of an upgrade that begins with an empty generation."""
+        number = self.latest + 1
+        return GenerationRecord(current=self.current, building=number, latest=number)
+
+    def switched(self, to: int) -> "GenerationRecord":
+        """The record after a switch to another generation."""
+        building = None if self.building == to else self.building
+        return GenerationRecord(
+            current=to, previous=self.current, building=building, latest=self.latest
+        )
+
+    def alone(self) -> "GenerationRecord":
+        """The record of the current generation without the others."""
+        return GenerationRecord(current=self.current, latest=self.latest)
 
 
 @dataclass(frozen=True)
@@ -118,6 +193,21 @@ class Store(ABC):
     uri: str
     header: IndexHeader
     generation: int
+
+    @staticmethod
+    @abstractmethod
+    def exists(place: str) -> bool:
+        """Whether an index exists at a place; an unfinished one does not count."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, place: str) -> "Store":
+        """Open an index that exists."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, place: str, header: IndexHeader) -> "Store":
+        """Create an empty index; it replaces an unfinished one."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -149,24 +239,20 @@ class Store(ABC):
     def mark_log(self) -> MarkLog:
         """The log of the marks, which all generations share."""
 
-    @abstractmethod
     def get(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Return the entries with these keys; unknown keys are left out."""
+        return {row["key"]: self._entry(row) for row in self._all(ENTRY, possible_keys(keys))}
 
-    @abstractmethod
     def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
         """Return entries by digest; unknown digests are left out."""
+        wanted = sorted({digest for digest in digests if digest})
+        return {row["digest"]: self._entry(row) for row in self._all(ENTRY, wanted, "digest")}
 
     @abstractmethod
-    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
-        """Return `count` entries from position `start`; the order is stable between writes.
+    def keys(self, where: Filter | None = None, most: int | None = None) -> Keys:
+        """Return the keys of the entries that match a filter, or of all: distinct [n].
 
-        With `where`, positions are counted among the entries that match.
-        """
-
-    @abstractmethod
-    def matching(self, where: Filter) -> Keys:
-        """Return the keys of all entries that match a filter: distinct [n].
+        Their order is stable between writes. With `most`, only so many are returned, the first.
 
         Raises:
             InputError: no entry has an attribute of this name; the message lists those there are.
@@ -174,31 +260,73 @@ class Store(ABC):
 
     def check_filter(self, where: Filter) -> None:
         """Refuse a filter with an attribute that no entry has."""
-        self.matching(where)
+        self.keys(where)
 
     def count(self, where: Filter | None = None) -> int:
         """The number of entries that match a filter, or of all."""
-        return len(self) if where is None else len(self.matching(where))
+        return len(self) if where is None else len(self.keys(where))
 
-    @abstractmethod
+    def pages(
+        self, where: Filter | None = None, start: int = 0, count: int | None = None
+    ) -> Iterator[list[Entry]]:
+        """Read the entries, or those that match a filter, at most 1000 at a time.
+
+        They are those from position `start` on, `count` of them or all. Entries that are removed
+        meanwhile are left out.
+        """
+        keys = self.keys(where, None if count is None else start + count)[start:].tolist()
+        for some in in_parts(keys, _PAGE):
+            found = self.get(some)
+            yield [found[key] for key in some if key in found]
+
+    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
+        """Return `count` entries from position `start`, among those that match a filter or all."""
+        return list(chain.from_iterable(self.pages(where, start, count)))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self.pages())
+
     def attribute_texts(self) -> Iterator[list[str]]:
         """Read the attributes of all entries as JSON texts, part by part."""
+        return ([row["attributes"] for row in part] for part in self._rows(["attributes"]))
 
     def thumbnail(self, key: int) -> bytes | None:
         """Return the thumbnail of an entry as the bytes of a JPEG file; None if it has none."""
         return self.thumbnails([key]).get(key)
 
-    @abstractmethod
     def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
         """Return the thumbnails of entries by key; entries without one are left out."""
+        return self._contents("thumbnail", keys)
 
     @abstractmethod
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
 
-    @abstractmethod
     def local(self, keys: Sequence[int]) -> dict[int, bytes]:
         """Return the encoded local features of entries; entries without them are left out."""
+        return self._contents("local", keys) if self.header.local else {}
+
+    def _contents(self, kind: str, keys: Sequence[int]) -> dict[int, bytes]:
+        """The thumbnails or local features of entries; entries without them are left out."""
+        found: dict[int, bytes] = {}
+        for row in self._all([kind, f"{kind}_sum"], possible_keys(keys)):
+            check_content(self.uri, kind, row["key"], row[kind], row[f"{kind}_sum"])
+            found |= {row["key"]: row[kind]} if row[kind] else {}
+        return found
+
+    @abstractmethod
+    def _rows(self, columns: Sequence[str], values: Values = None, by: str = "key") -> Rows:
+        """Read the key and other columns of entries, part by part, in any order.
+
+        Args:
+            columns: values of entries as in `as_row`, "thumbnail" and "local", and checksums.
+            values: the keys of the entries, or their digests; by default all entries are read.
+            by: the column of the values: "key" or "digest".
+        """
+
+    def _all(self, *arguments: Any) -> Iterator[dict[str, Any]]:
+        """The rows of all parts."""
+        return chain.from_iterable(self._rows(*arguments))
 
     @abstractmethod
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
@@ -207,13 +335,17 @@ class Store(ABC):
         Entries that were removed or replaced meanwhile are left out.
         """
 
-    @abstractmethod
     def without_local(self) -> list[int]:
         """Return the keys of the entries without local features."""
+        keys, versions = self.versions()
+        found: list[int] = keys[versions[:, 2] == NO_CONTENT].tolist()
+        return found
 
-    @abstractmethod
     def count_local(self) -> tuple[int, int]:
         """Return the number of entries with local features, and the bytes of all of them."""
+        sums = self.versions()[1][:, 2]
+        sizes = sums[sums != NO_CONTENT] >> 32
+        return len(sizes), int(sizes.sum())
 
     @abstractmethod
     def search(
@@ -245,33 +377,30 @@ class Store(ABC):
     def discard(self, places: Sequence[int]) -> None:
         """Remove damaged entries by the `place` of their `EntryCheck`."""
 
-    @abstractmethod
-    def add_checksums(self) -> None:
-        """Store the checksums of entries that an earlier version wrote without them."""
-
     @staticmethod
-    def damaged_files(place: str) -> list[str]:
-        """Names of the damaged files of an index; an engine without files has none."""
-        return []
+    def check_files(place: str, repair: bool = False) -> list[str]:
+        """Names of the damaged files of an index; with `repair`, they are restored.
 
-    @classmethod
-    def repair_files(cls, place: str) -> list[str]:
-        """Repair the damaged files of an index and return their names."""
+        An engine without files has none.
+
+        Raises:
+            DamagedIndexError: a file cannot be restored.
+        """
         return []
 
     @abstractmethod
     def refresh(self) -> None:
         """Read the changes of other processes."""
 
-    @abstractmethod
     def versions(self) -> tuple[Keys, Keys]:
         """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3].
 
         Two stores with equal versions have the same entries, thumbnails and local features.
-
-        Raises:
-            InputError: an earlier version of Listwise wrote entries without checksums.
         """
+        columns = ("entry_sum", "thumbnail_sum", "local_sum")
+        rows = [(row["key"], *(row[name] for name in columns)) for row in self._all(columns)]
+        found = np.array(rows, np.int64).reshape(-1, 4)
+        return found[:, 0], found[:, 1:]
 
     @abstractmethod
     def record(self) -> GenerationRecord:
@@ -350,7 +479,11 @@ class Store(ABC):
 
     def info(self) -> dict[str, Any]:
         """Facts about the index as JSON values: engine, entries, model, settings, search method."""
-        header = self.header
+        header, record, local, generations = self.header, self.record(), None, None
+        if header.local:
+            local = dict(zip(("entries", "bytes"), self.count_local(), strict=True))
+        if record != GenerationRecord():
+            generations = record.model_dump(include={"current", "previous", "building"})
         return {
             "engine": self.engine,
             "entries": len(self),
@@ -361,27 +494,11 @@ class Store(ABC):
             "whitened": header.whitened,
             "calibrated": header.calibration is not None,
             "settings": header.settings.model_dump(mode="json"),
-            "local": self._local_facts(),
+            "local": local,
             "version": header.listwise,
-            "generations": self._generation_facts(),
+            "generations": generations,
             **self.facts(),
         }
-
-    def _local_facts(self) -> dict[str, int] | None:
-        """What `info` shows about local features; None for an index without them."""
-        if not self.header.local:
-            return None
-        entries, size = self.count_local()
-        return {"entries": entries, "bytes": size}
-
-    def _generation_facts(self) -> dict[str, int | None] | None:
-        """What `info` shows about generations; None for an index that was never upgraded."""
-        record = self.record()
-        return (
-            None
-            if record == GenerationRecord()
-            else record.model_dump(include={"current", "previous", "building"})
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -389,11 +506,18 @@ class Store(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Entry]:
-        start = 0
-        while found := self.page(start, 1000):
-            yield from found
-            start += len(found)
+    def with_content(
+        self, keys: Sequence[int], entries: Sequence[Entry], descriptors: Float32
+    ) -> NewEntries:
+        """Make new entries with the thumbnails and the local features that keys have here."""
+        small, local = self.thumbnails(keys), self.local(keys)
+        found = [[each.get(key, b"") for key in keys] for each in (small, local)]
+        return NewEntries(entries, descriptors, *found)
+
+    def _entry(self, row: Mapping[str, Any]) -> Entry:
+        """The entry of a row; `DamagedIndexError` if it is not what was written."""
+        check_entry(self.uri, row)
+        return from_row(row)
 
     def check_queries(self, queries: ArrayLike, k: int) -> Float32:
         """Check queries and convert them to float32 [Q, C]."""
@@ -421,13 +545,7 @@ class Store(ABC):
         if len(broken):
             raise InputError(f"the descriptor of {new.entries[broken[0]].id} is not finite")
         names: dict[int, str] = {}
-        for entry in new.entries:
-            if names.setdefault(entry.key, entry.id) != entry.id:
-                raise InputError(
-                    f"the ids {entry.id} and {names[entry.key]} have the same key: rename one"
-                )
-        for key, present in self.get(list(names)).items():
-            if present.id != names[key]:
-                raise InputError(
-                    f"the ids {names[key]} and {present.id} have the same key: rename one"
-                )
+        for entry in [*new.entries, *self.get([entry.key for entry in new.entries]).values()]:
+            name = names.setdefault(entry.key, entry.id)
+            if name != entry.id:
+                raise InputError(f"the ids {name} and {entry.id} have the same key: rename one")

@@ -1,4 +1,4 @@
-"""Upgrade an index to another model while it is searched, and roll it back.
+"""Upgrade an index to another model while it is searched, roll it back, and compare the results.
 
 Both fill another generation of the index from the current one, part by part, until the two have the
 same entries. Then changes are held back for a moment, the last differences are copied, and one
@@ -7,12 +7,10 @@ call continues with what the other generation has.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +18,21 @@ from rich.filesize import decimal
 
 from listwise.data import ImageError, PhotoFile
 from listwise.descriptors import Model
-from listwise.descriptors.extract import PART
 from listwise.errors import InputError
 from listwise.progress import counting
-from listwise.search.entries import Entry, Keys, NewEntries, as_row, in_parts
-from listwise.search.filling import READ, settings_here
-from listwise.search.generation import Generation, header_of
+from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
+from listwise.search.filling import READ, NewPhoto, describe_entries, file_of
+from listwise.search.generation import Generation, header_of, settings_here
+from listwise.search.hits import Hit, nearest_others
 from listwise.search.store import IndexHeader, Note, SearchIntent, Store
 
 _FEW = 32  # entries that may be described while changes are held back
-_PASSES = 10  # after this many, more may be
 _LOOKED_UP = 1000  # entries that are read together
 _SAMPLE = 8  # photos that are described to estimate the time
+_SEARCHED = 64  # queries whose results are compared together
+_ODD = np.array(  # random factors of the numbers of a version
+    [0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64
+)
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,6 @@ class UpgradeResult:
     entries: int
     described: int = 0
     skipped: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class UpgradeEstimate:
-    """What an upgrade takes.
-
-    Attributes:
-        photos: the number of photos to describe.
-        seconds: the time on this machine; None for a few photos.
-        bytes: the disk space of the new generation.
-    """
-
-    photos: int
-    seconds: float | None
-    bytes: int
-
-    def __str__(self) -> str:
-        spent = "" if self.seconds is None else f", about {_duration(self.seconds)}"
-        return f"{self.photos} photos to describe{spent}, about {decimal(self.bytes)} of disk space"
 
 
 @dataclass(frozen=True)
@@ -139,19 +121,21 @@ def discard_generations(store: Store) -> None:
 def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[Store, bool]:
     """The generation to fill, and whether it may have no other entries than the current one."""
     record = store.record()
-    if record.building is not None:
-        target = store.create_generation(record.building, header)
+    for number, exact in ((record.building, True), (record.previous, False)):
+        if number is None:
+            continue
+        # A process that was killed may have left only the number of an unfinished one.
+        target = (
+            store.create_generation(number, header)
+            if exact
+            else store.open_generation(number, aside=True)
+        )
         if _same_descriptors(target.header, header):
-            return target, True
+            return target, exact
         target.close()
         _refuse(store, header, options)  # before it is deleted
-        options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
-    if record.previous is not None:
-        target = store.open_generation(record.previous, aside=True)
-        if _same_descriptors(target.header, header):
-            return target, False
-        target.close()
-        _refuse(store, header, options)  # before it is deleted
+        if exact:
+            options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
     record = record.begun()
     assert record.building is not None
     with store.pausing():  # removals also change the previous generation
@@ -173,36 +157,32 @@ class _Copy:
         self._options = options
         self._described = 0
         self._written: set[int] = set()  # keys, if not `exact`
-        # By key: the version of the entry, and the reason.
-        self._failed: dict[int, tuple[list[int] | None, str]] = {}
-        self._versions: tuple[Keys, Keys] = np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
+        self._changed: tuple[Keys, Keys]  # keys and states of the entries to copy
+        self._failed: dict[int, str] = {}  # why an entry cannot be copied, by its state
 
     def run(self) -> UpgradeResult:
         """Copy until nothing differs, then switch."""
         _refuse_missing(self._source, self._differences()[0], self._options)
-        for number in range(_PASSES):
-            changed, removed = self._differences()
-            self._apply(changed, removed)
-            if number and len(changed) <= _FEW:
-                break
+        for _ in range(2):  # the second time what has changed meanwhile
+            self._apply(*self._differences())
         self._refuse_failed()
         self._tune()
         while not self._switch():
             self._apply(*self._differences())
-        skipped = [reason for _, reason in self._failed.values()]
-        return UpgradeResult(
-            self._target.generation, len(self._target), self._described, sorted(skipped)
-        )
+        skipped = sorted(self._failed.values())
+        return UpgradeResult(self._target.generation, len(self._target), self._described, skipped)
 
-    def estimate(self) -> UpgradeEstimate:
+    def estimate(self) -> str:
         """Estimate the time and the disk space, and refuse a disk that is too small."""
         changed, _ = self._differences()
         needed = _require_space(self._source, changed, self._target.header.dim)
-        return UpgradeEstimate(len(changed), self._seconds(changed), needed)
+        seconds = self._seconds(changed)
+        spent = "" if seconds is None else f", about {_duration(seconds)}"
+        return f"{len(changed)} photos to describe{spent}, about {decimal(needed)} of disk space"
 
     def _seconds(self, changed: Keys) -> float | None:
         sample = _sample(self._source, changed).values()
-        files = [PhotoFile(entry.path, entry.box) for entry in sample if Path(entry.path).exists()]
+        files = [file_of(entry) for entry in sample if Path(entry.path).exists()]
         count = min(_SAMPLE, len(changed) // 8, len(files) - 1)
         if count < 1:
             return None
@@ -221,83 +201,41 @@ class _Copy:
         self._source.refresh()
         if self._source.header.local and not self._target.header.local:
             self._target.store_local()
-        keys, versions = _sorted(*self._source.versions())
-        known, theirs = _sorted(*self._target.versions())
-        self._versions = keys, versions
-        places = np.searchsorted(known, keys)
-        same = np.zeros(len(keys), bool)
-        inside = places < len(known)
-        same[inside] = known[places[inside]] == keys[inside]
-        same[same] = (theirs[places[same]] == versions[same]).all(axis=1)
-        for key, (version, _) in list(self._failed.items()):
-            now = self._version(key)
-            if now is None:
-                del self._failed[key]  # it was removed
-            elif now == version:
-                same[np.searchsorted(keys, key)] = True
-        gone = known[~np.isin(known, keys)]
+        keys, states = _states(self._source)
+        known, copied = _states(self._target)
+        failed = np.array(list(self._failed), np.int64)
+        for state in failed[~np.isin(failed, states)].tolist():
+            del self._failed[state]  # the entry was removed or replaced
+        changed = ~np.isin(states, np.concatenate([copied, failed]))
+        self._changed = keys[changed], states[changed]
+        gone = np.setdiff1d(known, keys)
         if not self._exact:
             # Others were left out of the current generation; removals are made in both.
-            gone = gone[np.isin(gone, np.array(list(self._written), np.int64))]
-        return keys[~same], gone
-
-    def _version(self, key: int) -> list[int] | None:
-        """The version of an entry at the last comparison; None if the index had no such entry."""
-        keys, versions = self._versions
-        place = int(np.searchsorted(keys, key))
-        found: list[int] | None = None
-        if place < len(keys) and keys[place] == key:
-            found = versions[place].tolist()
-        return found
+            gone = np.intersect1d(gone, list(self._written))
+        return self._changed[0], gone
 
     def _apply(self, changed: Keys, removed: Keys) -> None:
         """Copy entries, and describe those whose photo is new to the other generation."""
         self._target.remove(removed.tolist())
-        waiting: deque[Entry] = deque()
         label, show = "describing", self._options.progress
         with counting(label, len(changed), show) as advance, ThreadPoolExecutor() as pool:
-            files = self._new_photos(changed, waiting, pool, advance)
-            with closing(files):
-                first = next(files, None)
-                if first is None:
-                    return  # nothing to describe, so the model is not needed
-                self._describe(_with_first(first, files), waiting, len(changed), advance)
-
-    def _describe(
-        self,
-        files: Generator[PhotoFile, None, None],
-        waiting: deque[Entry],
-        photos: int,
-        advance: Callable[[int], object],
-    ) -> None:
-        model = self._generation.model
-        size = PART["cuda" if model.device.type == "cuda" else "cpu"]
-        settings = settings_here(self._target, model)
-        parts = model.describe_parts(
-            files,
-            repeat(size),
-            settings,
-            photos=photos,
-            workers=self._options.workers,
-            on_progress=advance,
-        )
-        with closing(files), closing(parts):
-            for found in parts:
-                part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
-                kept = set(found.kept)
-                unread = [entry for place, entry in enumerate(part) if place not in kept]
-                self._put([part[place] for place in found.kept], found.descriptors)
-                self._described += len(kept)
-                for entry, reason in zip(unread, found.errors, strict=True):
-                    self._fail(entry, reason)
+            photos = self._new_photos(changed, pool, advance)
+            options = {"workers": self._options.workers, "on_progress": advance}
+            with closing(
+                describe_entries(self._generation, photos, len(changed), **options)
+            ) as parts:
+                for entries, unread, found in parts:
+                    self._put(entries, found.descriptors)
+                    self._described += len(entries)
+                    for entry, reason in zip(unread, found.errors, strict=True):
+                        self._fail(entry, reason)
 
     def _new_photos(
         self,
         keys: Keys,
-        waiting: deque[Entry],
         pool: ThreadPoolExecutor,
         advance: Callable[[int], object],
-    ) -> Generator[PhotoFile, None, None]:
+    ) -> Iterator[NewPhoto]:
         """Yield the photos to describe, and copy the entries whose photo is described already."""
         for part in in_parts(keys.tolist(), _LOOKED_UP):
             entries, known = self._source.get(part), self._target.get(part)
@@ -318,34 +256,25 @@ class _Copy:
                         self._fail(entry, file)
                         advance(1)
                     else:
-                        waiting.append(entry)
-                        yield file
+                        yield entry, file
 
     def _put(self, entries: Sequence[Entry], descriptors: np.ndarray) -> None:
         """Write entries with their thumbnails and local features, unless they were removed."""
         keys = [entry.key for entry in entries]
-        small, local = self._source.thumbnails(keys), self._source.local(keys)
-        new = NewEntries(
-            entries,
-            descriptors,
-            [small.get(key, b"") for key in keys],
-            [local.get(key, b"") for key in keys] if self._target.header.local else (),
-        )
         if not self._exact:
             self._written.update(keys)
-        for key in keys:
-            self._failed.pop(key, None)
-        self._target.put(new)
+        self._target.put(self._source.with_content(keys, entries, descriptors))
         self._target.remove(sorted(set(keys) - set(self._source.get(keys))))
 
     def _fail(self, entry: Entry, reason: str) -> None:
         """Leave an entry out, in the version that was compared."""
         self._target.remove([entry.key])
-        self._failed[entry.key] = self._version(entry.key), f"{entry.id}: {reason}"
+        keys, states = self._changed
+        self._failed[int(states[np.searchsorted(keys, entry.key)])] = f"{entry.id}: {reason}"
 
     def _refuse_failed(self) -> None:
         if self._failed and not self._options.skip_missing:
-            first = next(iter(self._failed.values()))[1]
+            first = next(iter(self._failed.values()))
             raise InputError(
                 f"{len(self._failed)} photos of {self._source.uri} cannot be described ({first}): "
                 "add the changed ones again with listwise index add, remove their entries, or "
@@ -361,21 +290,18 @@ class _Copy:
     def _switch(self) -> bool:
         """Copy the last differences while changes are held back, and switch; False if too many."""
         with self._source.pausing():
-            for _ in range(_PASSES):
-                changed, removed = self._differences()
-                if len(changed) > _FEW:
-                    return False
-                if not len(changed) and not len(removed):
-                    self._refuse_failed()
-                    self._source.switch(self._target.generation)
-                    return True
-                self._apply(changed, removed)
-        return False
+            changed, removed = self._differences()
+            if len(changed) > _FEW:
+                return False
+            self._apply(changed, removed)
+            self._refuse_failed()
+            self._source.switch(self._target.generation)
+        return True
 
 
 def _refuse(store: Store, header: IndexHeader, options: UpgradeOptions) -> None:
     """Refuse an upgrade that cannot succeed, before another generation is deleted for it."""
-    keys = store.versions()[0]
+    keys = store.keys()
     _refuse_missing(store, keys, options)
     _require_space(store, keys, header.dim)
 
@@ -402,7 +328,7 @@ def _require_space(source: Store, changed: Keys, dim: int) -> int:
 
 def _sample(store: Store, keys: Keys) -> dict[int, Entry]:
     """A few of the entries, evenly spread."""
-    return store.get(_spread(keys, 4 * _SAMPLE).tolist())
+    return store.get(spread(keys, 4 * _SAMPLE).tolist())
 
 
 def _refuse_missing(source: Store, changed: Keys, options: UpgradeOptions) -> None:
@@ -423,17 +349,10 @@ def _refuse_missing(source: Store, changed: Keys, options: UpgradeOptions) -> No
         )
 
 
-def _with_first(
-    first: PhotoFile, rest: Generator[PhotoFile, None, None]
-) -> Generator[PhotoFile, None, None]:
-    yield first
-    yield from rest
-
-
 def _read(entry: Entry) -> PhotoFile | str:
     """The photo of an entry with its content, or why it cannot be used."""
     try:
-        file = PhotoFile(entry.path, entry.box).read()
+        file = file_of(entry).read()
         if entry.digest and file.digest() != entry.digest:
             return f"{entry.path} has changed since it was added"
     except ImageError as error:
@@ -441,14 +360,12 @@ def _read(entry: Entry) -> PhotoFile | str:
     return file
 
 
-def _sorted(keys: Keys, versions: Keys) -> tuple[Keys, Keys]:
+def _states(store: Store) -> tuple[Keys, Keys]:
+    """The keys of all entries, sorted, and numbers that change with their content, both [N]."""
+    keys, versions = store.versions()
     order = np.argsort(keys)
-    return keys[order], versions[order]
-
-
-def _spread(keys: Keys, count: int) -> Keys:
-    """At most `count` of the keys, evenly spread."""
-    return keys[:: max(1, -(-len(keys) // count))]
+    columns = np.column_stack([keys, versions])[order].astype(np.uint64)
+    return keys[order], (columns * _ODD).sum(axis=1).astype(np.int64)
 
 
 def _same_descriptors(one: IndexHeader, other: IndexHeader) -> bool:
@@ -465,3 +382,89 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(1.0, seconds):.0f} s"
+
+
+@dataclass(frozen=True, eq=False)
+class ResultChange:
+    """The results of one query before and after an upgrade.
+
+    Attributes:
+        query: the entry that was used as query; it is not among its results.
+        before: the first results of the earlier generation, best first.
+        after: the first results of the current generation, best first.
+    """
+
+    query: Entry
+    before: Sequence[Hit]
+    after: Sequence[Hit]
+
+    @property
+    def kept(self) -> int:
+        """The number of results that are in both lists."""
+        return len({hit.id for hit in self.before} & {hit.id for hit in self.after})
+
+
+@dataclass(frozen=True, eq=False)
+class UpgradeChanges:
+    """How the results of some queries changed with the last upgrade or rollback.
+
+    Attributes:
+        k: the number of results that were compared.
+        queries: one change per query, those with the fewest results in common first.
+    """
+
+    k: int
+    queries: list[ResultChange] = field(default_factory=list)
+
+    @property
+    def kept(self) -> float:
+        """The share of the results before that are among the results after, from 0 to 1."""
+        before = sum(len(change.before) for change in self.queries)
+        return sum(change.kept for change in self.queries) / before if before else 1.0
+
+    @property
+    def same_first(self) -> float:
+        """The share of queries whose first result is the same, from 0 to 1."""
+        same = [
+            [hit.id for hit in change.before[:1]] == [hit.id for hit in change.after[:1]]
+            for change in self.queries
+        ]
+        return sum(same) / len(same) if same else 1.0
+
+
+def find_changes(store: Store, queries: int, k: int) -> UpgradeChanges:
+    """Search by some entries in the current and the previous generation, and compare the results.
+
+    The descriptors of the entries are in both, so no photo is read and no model is loaded.
+
+    Args:
+        store: the store of the current generation.
+        queries: the number of entries to search by, drawn evenly from the entries of both.
+        k: the number of results to compare.
+    """
+    if queries < 1 or k < 1:
+        raise InputError("`queries` and `k` must be 1 or more")
+    number = store.record().previous
+    if number is None:
+        raise InputError(
+            f"{store.uri} has no earlier generation to compare with: it was not upgraded, or the "
+            "earlier one was discarded"
+        )
+    with store.open_generation(number, aside=True) as earlier:
+        common = np.intersect1d(store.keys(), earlier.keys())
+        found = []
+        for part in in_parts(spread(common, queries), _SEARCHED):
+            entries = store.get(part.tolist())
+            rows = zip(part, _results(earlier, part, k), _results(store, part, k), strict=True)
+            for key, before, after in rows:
+                if int(key) in entries:  # another process may have just removed it
+                    found.append(ResultChange(entries[int(key)], before, after))
+    return UpgradeChanges(k, sorted(found, key=lambda change: (change.kept, change.query.id)))
+
+
+def _results(store: Store, keys: Keys, k: int) -> Iterator[list[Hit]]:
+    """The nearest entries of each of these entries, without itself."""
+    found = list(nearest_others(store, keys, k))
+    entries = store.get(sorted({key for row in found for key, _ in row}))
+    for row in found:
+        yield [Hit(entries[key], score) for key, score in row if key in entries]

@@ -1,89 +1,203 @@
 """The HTTP interface: search, entries, health and metrics, and the web page."""
 
-from collections.abc import AsyncIterator, Callable
+import io
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
 from listwise import __version__
-from listwise.data.images import ImageError, TooManyPixelsError
+from listwise.data.images import ImageError, TooManyPixelsError, load_image
+from listwise.errors import InputError
 from listwise.search.duplicates import THRESHOLD
 from listwise.search.entries import NoEntryError
-from listwise.search.filters import FilterError
-from listwise.search.hits import ThresholdError
+from listwise.search.filling import thumbnail_from_photo
+from listwise.search.filters import Facet, FilterError, as_filter
+from listwise.search.hits import Query as SearchQuery
+from listwise.search.hits import QueryError, SearchResult
 from listwise.search.index import Index
-from listwise.search.refinement import RefineMethod
-from listwise.search.views import DuplicateView, EntryView
-from listwise.serving.batching import ClientGoneError, QueueFullError, TooLateError
-from listwise.serving.engine import SearchRequest
-from listwise.serving.feedback_routes import add_feedback
-from listwise.serving.fields import (
-    DIFFERENT,
-    SAME,
-    BadRequestError,
+from listwise.search.options import FilterText
+from listwise.search.views import DuplicateView, EntryView, Result
+from listwise.serving.batching import CLIENT_GONE
+from listwise.serving.feedback import add_feedback
+from listwise.serving.forms import (
+    Examples,
     K,
-    check_fields,
-    filter_in,
-    form_fields,
-    marked_keys,
-    search_request,
+    Start,
+    form_body,
+    search_fields,
+    search_query,
 )
-from listwise.serving.guard import CONTENT_POLICY, Guard
-from listwise.serving.metrics import Metrics
-from listwise.serving.reference import STYLE_POLICY, reference_page
-from listwise.serving.routing import JPEG, client_of, form_body, jpeg, key_of
-from listwise.serving.service import Service
-from listwise.serving.settings import ServeSettings
-from listwise.serving.uploads import read_form
-from listwise.serving.views import (
-    AddedView,
-    Answer,
-    Duplicates,
-    Facets,
-    Failure,
-    Health,
-    Info,
-    LimitsView,
-    Page,
-    Removed,
-)
+from listwise.serving.guard import Guard, failure
+from listwise.serving.server import ServeSettings
+from listwise.serving.service import JPEG, PHOTO_SIDE, Service, jpeg
+from listwise.serving.upload_folder import AddedView
 
 STATIC = Path(__file__).parent / "static"
-CLIENT_GONE = 499
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {}}, "description": "Metrics in the format of Prometheus."}
 }
-Headers = dict[str, str] | None
+ERRORS = {
+    TooManyPixelsError: 413,
+    ImageError: 400,
+    FilterError: 400,
+    QueryError: 400,
+    NoEntryError: 404,
+    ClientDisconnect: CLIENT_GONE,
+    RequestValidationError: 400,
+}
+"""Mistakes of a client with their status; other errors are those of the server."""
 Where = Annotated[
-    str, Query(description="Filter on attributes, such as `price < 100 and color = 'red'`.")
+    FilterText, Query(description="Filter on attributes, such as `price < 100 and color = 'red'`.")
 ]
 
 
-def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0) -> FastAPI:
+class LimitsView(BaseModel):
+    """Limits of a request."""
+
+    upload_bytes: int
+    pixels: int
+    photos: int
+    results: int
+
+
+class Info(BaseModel):
+    """The index, and what a client may do.
+
+    `max_side` is the long side in pixels that photos are reduced to; null for their original size.
+    """
+
+    name: str
+    entries: int
+    max_side: int | None
+    dim: int
+    model: str
+    whitened: bool
+    calibrated: bool
+    expands: bool
+    engine: str
+    can_write: bool
+    can_mark: bool
+    token_needed: bool
+    instance: str
+    limits: LimitsView
+
+
+class Page(BaseModel):
+    """A page of entries, and the total number of entries."""
+
+    entries: list[EntryView]
+    total: int
+
+
+class FacetValue(BaseModel):
+    """A value of an attribute, and the number of entries that have it."""
+
+    value: str
+    count: int
+
+
+class FacetView(BaseModel):
+    """An attribute with few distinct values, the most frequent first."""
+
+    name: str
+    values: list[FacetValue]
+
+    @staticmethod
+    def of(facet: Facet) -> "FacetView":
+        """The JSON of a facet."""
+        values = [FacetValue(value=value, count=count) for value, count in facet.values]
+        return FacetView(name=facet.name, values=values)
+
+
+class Facets(BaseModel):
+    """Attributes that the entries can be filtered by."""
+
+    facets: list[FacetView]
+
+
+class Answer(BaseModel):
+    """Results of a search, best first; `more` if a later `start` returns others.
+
+    `verified` is the number of photos, of the first 100, that re-ranking has compared with the
+    query.
+    """
+
+    milliseconds: float
+    expanded: bool
+    refined: bool
+    reranked: bool
+    verified: int
+    more: bool
+    results: list[Result]
+
+    @staticmethod
+    def of(found: SearchResult, seconds: float, most: int) -> "Answer":
+        """The JSON of the results of a search, of which clients get at most the first `most`."""
+        options = found.query.options
+        verified = sum(hit.inliers is not None for hit in found.hits)
+        end = options.start + options.k
+        return Answer(
+            milliseconds=round(1000 * seconds, 2),
+            expanded=found.expand,
+            refined=options.refine is not None,
+            reranked=verified > 0,
+            verified=verified,
+            more=len(found.hits) > end and end < most,
+            results=list(map(Result.found, found.page)),
+        )
+
+
+class Duplicates(BaseModel):
+    """A page of groups of duplicates, and the total number of groups."""
+
+    groups: list[DuplicateView]
+    total: int
+
+
+class Removed(BaseModel):
+    """The number of removed entries."""
+
+    removed: int
+
+
+class Health(BaseModel):
+    """The state of the server."""
+
+    status: str
+    entries: int
+
+
+class Failure(BaseModel):
+    """The reason of an error, in one line."""
+
+    error: str
+
+
+def create_app(index: Index, settings: ServeSettings) -> FastAPI:
     """The ASGI app of a server; `server_config` has the uvicorn settings that belong to it.
 
     Args:
         index: the index to serve.
         settings: settings of the server.
-        trial_seconds: time of the network, from `prepare`; with it, the server knows from its
-            first request on how many it can answer in time.
 
     Examples:
         >>> app = create_app(open_index("shop"), ServeSettings())     # doctest: +SKIP
         >>> uvicorn.Server(server_config(app, Limits())).run()         # doctest: +SKIP
     """
-    metrics = Metrics()
-    service = Service(index, settings, metrics, trial_seconds)
+    service = Service(index, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -102,14 +216,12 @@ def create_app(index: Index, settings: ServeSettings, trial_seconds: float = 0.0
         responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}},
         dependencies=[Depends(_check_parameters)],
     )
-    room = service.check_search_room
-    app.add_middleware(Guard, settings=settings, metrics=metrics, check_room=room)
-    _answer_errors(app, settings)
-    _add_search(app, service)
+    app.add_middleware(Guard, settings=settings, metrics=service.metrics)
+    _answer_errors(app)
+    _add_searches(app, service)
     _add_entries(app, service)
-    _add_overviews(app, service)
     add_feedback(app, service)
-    _add_pages(app, service, metrics)
+    _add_pages(app, service)
     return app
 
 
@@ -118,111 +230,114 @@ async def _check_parameters(request: Request) -> None:
 
     Links to the page may have parameters of other programs, such as `utm_source`.
     """
-    route = request.scope["route"]
-    if not route.path.startswith("/api/"):
+    path, method = request.scope["route"].path, request.method.lower()
+    if not path.startswith("/api/"):
         return
-    known = [field.alias for field in route.dependant.query_params]
+    operation = request.app.openapi()["paths"][path][method]
+    known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
     unknown = sorted(set(request.query_params) - set(known))
     if unknown:
         use = f"use {', '.join(known)}" if known else "this address has none"
-        raise BadRequestError(f"unknown parameter {unknown[0][:60]!r}: {use}")
+        raise HTTPException(400, f"unknown parameter {unknown[0][:60]!r}: {use}")
 
 
-def _add_search(app: FastAPI, service: Service) -> None:
-    form = form_body(form_fields(service.limits))
+def _add_searches(app: FastAPI, service: Service) -> None:
+    limits = service.limits
+    fields, form = search_fields(limits), form_body(search_fields(limits, Examples), limits.photos)
 
-    @app.post("/api/search", openapi_extra=form, responses=_links("results/0/key"))
+    async def answer(query: SearchQuery, request: Request) -> Answer:
+        started = time.monotonic()
+        found = await service.search(query, request)
+        return Answer.of(found, time.monotonic() - started, limits.results)
+
+    @app.post("/api/search", openapi_extra=form)
     async def search(request: Request) -> Answer:
         """Search by photos, by parts of photos, by entries, or by several of these together."""
-        client = client_of(request)
         # A search that cannot be answered in time is refused before its photos are read.
-        room = partial(service.check_search_room, client.address)
-        async with read_form(request, service.limits, service.held, room) as form:
-            query = search_request(form, service.limits)
+        async with service.forms.read(request, service.photo_searches) as form:
+            query = search_query(form, limits)
             if "no-cache" in request.headers.get("cache-control", ""):
-                await to_thread.run_sync(service.refresh)
-            return await service.search(query, client)
-
-    most = service.limits.results
-    many = Query(ge=1, le=most, description="Maximum number of results.")
+                await to_thread.run_sync(service.engine.refresh)
+            return await answer(query, request)
 
     @app.get("/api/entries/{key}/similar")
     async def similar(
         request: Request,
-        key: str,
-        k: Annotated[int, many] = min(K, most),
-        expand: bool | None = None,
-        rerank: bool = False,
-        where: Where = "",
-        min_score: float | None = None,
-        min_probability: Annotated[float | None, Query(ge=0, le=1)] = None,
-        start: Annotated[int, Query(ge=0, le=most)] = 0,
-        refine: RefineMethod | None = None,
-        same: Annotated[str, Query(description=SAME["description"])] = "",
-        different: Annotated[str, Query(description=DIFFERENT["description"])] = "",
+        key: int,
+        options: Annotated[fields, Query()],  # type: ignore[valid-type]
     ) -> Answer:
         """Search by an entry; the entry itself is not among the results."""
-        chosen, marked = filter_in(where), marked_keys(same, different)
-        rest = chosen, min_score, min_probability, start, refine, *marked
-        query = SearchRequest((), (), [key_of(key)], k, expand, rerank, *rest)
-        return await service.search(query, client_of(request))
+        return await answer(SearchQuery(entries=[key], options=options), request)
 
 
 def _add_entries(app: FastAPI, service: Service) -> None:
     limits = service.limits
 
-    @app.get("/api/entries", responses=_links("entries/0/key"))
+    @app.get("/api/entries")
     def entries(
-        start: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        start: Start = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
-        where: Where = "",
+        where: Where = None,
     ) -> Page:
         """List entries; their order is the same until the index changes."""
-        chosen = filter_in(where)
+        chosen = as_filter(where)
         found = service.store.page(start, count, chosen)
         return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
 
     @app.get("/api/entries/{key}")
-    def entry(key: str) -> EntryView:
+    def entry(key: int) -> EntryView:
         """Return an entry."""
-        return EntryView.of(service.entry(key_of(key)))
+        return EntryView.of(service.entry(key))
 
     @app.get("/api/entries/{key}/thumbnail", response_class=Response, responses=JPEG)
-    async def thumbnail(request: Request, key: str) -> Response:
+    async def thumbnail(request: Request, key: int) -> Response:
         """Return a small JPEG file of an entry's photo."""
-        return jpeg(request, await service.thumbnail(key_of(key), client_of(request)))
+        stored = await to_thread.run_sync(service.store.thumbnail, key)
+        if stored:  # as for almost all entries, so that the entry itself is not read
+            return jpeg(stored, request)
+        entry = await to_thread.run_sync(service.entry, key)
+        return await service.picture(partial(thumbnail_from_photo, entry), entry, request)
 
     @app.get("/api/entries/{key}/photo", response_class=Response, responses=JPEG)
-    async def photo(request: Request, key: str) -> Response:
+    async def photo(request: Request, key: int) -> Response:
         """Return a JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
-        found = await to_thread.run_sync(service.entry, key_of(key))
-        return jpeg(request, await service.photo(found, client_of(request)))
+        entry = await to_thread.run_sync(service.entry, key)
 
-    photos = form_fields(limits)["photos"] | {"minItems": 1}
-    form = form_body({"photos": photos}, required=["photos"])
+        def screen_photo() -> bytes:
+            file = io.BytesIO()
+            load_image(entry.path, max_side=PHOTO_SIDE).save(file, "JPEG", quality=88)
+            return file.getvalue()
 
-    @app.post("/api/entries", openapi_extra=form, responses=_links("added/0"))
+        return await service.picture(screen_photo, entry, request)
+
+    form = form_body(None, limits.photos, required=["photos"])
+
+    @app.post("/api/entries", openapi_extra=form)
     async def add(request: Request) -> AddedView:
         """Add photos to the index. Requires the token."""
-        client = client_of(request)
-        room = partial(service.check_write_room, client)
-        async with read_form(request, limits, service.held, room) as form:
-            check_fields(form, ["photos"])
-            return await service.add(form.photos, client)
+        async with service.forms.read(request, service.writes) as form:
+            if form.fields:
+                raise HTTPException(400, f"unknown field {min(form.fields)!r}: send only photos")
+            if not form.photos:
+                raise HTTPException(400, "no photos to add: send some (curl -F photos=@FILE)")
+            uploads = await service.folder_for(form.photos)
+
+            def write() -> AddedView:
+                with service.engine.room_for(form.photos):
+                    return uploads.add(form.photos)
+
+            # Once begun, this finishes even if the client disconnects.
+            return await service.write(write, request)
 
     @app.delete("/api/entries/{key}")
-    async def remove(request: Request, key: str) -> Removed:
+    async def remove(request: Request, key: int) -> Removed:
         """Remove an entry from the index. Requires the token."""
-        return Removed(removed=await service.remove(key_of(key), client_of(request)))
-
-
-def _add_overviews(app: FastAPI, service: Service) -> None:
-    limits = service.limits
+        return Removed(removed=await service.write(partial(service.remove, key), request))
 
     @app.get("/api/duplicates", response_model=Duplicates)
     async def duplicates(
         threshold: Annotated[float, Query(ge=0.5, le=1)] = THRESHOLD,
-        start: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        start: Start = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
     ) -> Response:
         """List groups of photos that are in the index more than once, by their descriptors.
@@ -241,12 +356,13 @@ def _add_overviews(app: FastAPI, service: Service) -> None:
         return Response(await to_thread.run_sync(answer), media_type="application/json")
 
     @app.get("/api/facets")
-    def facets() -> Facets:
+    async def facets(request: Request) -> Facets:
         """List the attributes with at most 20 distinct values, with the count of each value."""
-        return Facets.of(service.facets())
+        found = await service.read(service.facets, request)
+        return Facets(facets=list(map(FacetView.of, found)))
 
 
-def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
+def _add_pages(app: FastAPI, service: Service) -> None:
     settings, limits = service.settings, service.limits
     engine = str(service.store.info()["engine"])
 
@@ -257,20 +373,18 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return Info(
             name=PurePath(service.store.uri).name,
             entries=len(service.store),
+            max_side=header.settings.max_side,
             dim=header.dim,
             model=header.model,
             whitened=header.whitened,
-            calibrated=service.calibrated,
-            expands=service.expands,
+            calibrated=service.index.calibration is not None,
+            expands=header.expansion is not None,
             engine=engine,
             can_write=settings.can_write,
             can_mark=settings.token is not None,
             token_needed=not settings.local,
             instance=settings.instance,
-            limits=LimitsView(
-                **limits.model_dump(include=set(LimitsView.model_fields) - {"max_side"}),
-                max_side=service.max_side,
-            ),
+            limits=LimitsView(**limits.model_dump(include=set(LimitsView.model_fields))),
         )
 
     @app.get("/health")
@@ -281,14 +395,11 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics", name="metrics", response_class=Response, responses=METRICS)
     def numbers() -> Response:
         """Return the metrics of the server for Prometheus."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        policy = f"{CONTENT_POLICY}; style-src 'self' {STYLE_POLICY}"
-        return HTMLResponse(
-            reference_page(app.openapi()), headers={"Content-Security-Policy": policy}
-        )
+    def docs() -> FileResponse:
+        return FileResponse(STATIC / "docs.html")
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -297,41 +408,21 @@ def _add_pages(app: FastAPI, service: Service, metrics: Metrics) -> None:
     app.mount("/static", StaticFiles(directory=STATIC, check_dir=False))
 
 
-def _answer_errors(app: FastAPI, settings: ServeSettings) -> None:
+def _answer_errors(app: FastAPI) -> None:
     """Answer every error with one line in JSON."""
-    limits = settings.limits
 
-    def answer(kind: type[Exception], describe: Callable[[Any], tuple[int, str, Headers]]) -> None:
-        async def handle(request: Request, error: Exception) -> JSONResponse:
-            status, reason, headers = describe(error)
-            return JSONResponse({"error": " ".join(reason.split())}, status, headers)
+    async def answer(request: Request, error: Any) -> JSONResponse:
+        if isinstance(error, AnyHTTPException):
+            return failure(error.status_code, str(error.detail), error.headers)
+        status = next(ERRORS[kind] for kind in ERRORS if isinstance(error, kind))
+        wrong = isinstance(error, RequestValidationError)
+        return failure(status, _first(error) if wrong else str(error))
 
-        app.add_exception_handler(kind, handle)
-
-    answer(AnyHTTPException, lambda e: (e.status_code, str(e.detail), e.headers))
-    answer(RequestValidationError, lambda e: (400, _first(e), None))
-    answer(BadRequestError, lambda e: (400, str(e), None))
-    answer(FilterError, lambda e: (400, str(e), None))
-    answer(ThresholdError, lambda e: (400, str(e), None))
-    answer(ImageError, lambda e: (400, str(e), None))
-    answer(NoEntryError, lambda e: (404, str(e), None))
-    answer(TooManyPixelsError, lambda e: (413, str(e), None))
-    answer(QueueFullError, lambda e: (503, str(e), {"Retry-After": str(e.seconds)}))
-    answer(
-        TooLateError, lambda e: (504, f"the request took longer than {limits.seconds:g} s", None)
-    )
-    answer(ClientGoneError, lambda e: (CLIENT_GONE, "the client has disconnected", None))
-    answer(ClientDisconnect, lambda e: (CLIENT_GONE, "the client has disconnected", None))
+    for kind in (AnyHTTPException, *ERRORS):
+        app.add_exception_handler(kind, answer)
 
 
 def _first(error: RequestValidationError) -> str:
     first = error.errors()[0]
-    return f"{first['loc'][-1]}: {first['msg']}"
-
-
-def _links(key: str) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI description of what a client may do with a key at a place in an answer."""
-    parameters = {"key": f"$response.body#/{key}"}
-    operations = ("entry", "similar", "thumbnail", "photo", "remove")
-    links = {name: {"operationId": name, "parameters": parameters} for name in operations}
-    return {200: {"links": links}}
+    inside = first.get("ctx", {}).get("error")
+    return str(inside) if isinstance(inside, InputError) else f"{first['loc'][-1]}: {first['msg']}"

@@ -1,44 +1,44 @@
 """The server's work on requests: each has a place in a queue and a time limit."""
 
 import asyncio
-import io
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import Any, TypeVar
 
 from anyio import to_thread
-from fastapi import HTTPException
-from PIL import Image
+from fastapi import HTTPException, Request
+from fastapi.responses import Response
 
-from listwise.data.images import ImageError, load_image
+from listwise.data.images import ImageError
 from listwise.errors import InputError
 from listwise.files import write_failure
-from listwise.local.rerank import Reranker
 from listwise.search.duplicates import DuplicateGroup, find_duplicates
-from listwise.search.entries import Entry, NoEntryError
-from listwise.search.filling import thumbnail_from_photo
+from listwise.search.entries import Entry
 from listwise.search.filters import Facet, count_facets
-from listwise.search.generations import IndexUpgradedError
-from listwise.search.hits import Hit
+from listwise.search.hits import Query, SearchResult, find_entries
 from listwise.search.index import Index
 from listwise.search.store import Store
-from listwise.serving.batching import Batcher, Client, QueueFullError, TooLateError
-from listwise.serving.decoding import check_pixels
-from listwise.serving.engine import Engine, RerankRequest, SearchRequest, SearchResult
-from listwise.serving.fields import BadRequestError
-from listwise.serving.metrics import Metrics
-from listwise.serving.settings import ServeSettings
+from listwise.serving.batching import BusyError, WorkQueue, call_each
+from listwise.serving.engine import Engine, check_pixels
+from listwise.serving.forms import FormReader, Upload
+from listwise.serving.guard import Metrics
+from listwise.serving.server import ServeSettings
 from listwise.serving.upload_folder import UploadFolder
-from listwise.serving.uploads import HeldBytes, Upload
-from listwise.serving.views import AddedView, Answer
 
 PHOTO_SIDE = 1600
 FACET_SECONDS = 60
+JPEG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."},
+    304: {"description": "The copy of the browser is current."},
+}
+
+Done = TypeVar("Done")
 
 logger = logging.getLogger(__name__)
 
@@ -50,178 +50,80 @@ class Service:
     pictures that have to be decoded, marks and classes, and changes of the index.
     """
 
-    def __init__(
-        self, index: Index, settings: ServeSettings, metrics: Metrics, trial_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, index: Index, settings: ServeSettings) -> None:
         self.settings = settings
-        self.metrics = metrics
-        self.limits = settings.limits
-        self.held = HeldBytes(self.limits.held_bytes, self.limits.held_bytes_per_address)
-        self._engine = Engine(index, self.limits)
+        self.metrics = metrics = Metrics()
+        self.limits = limits = settings.limits
+        self.forms = FormReader(limits)
+        self.engine = Engine(index, limits)
         self._comparing = ThreadPoolExecutor(1, "duplicates")
-        self._comparison: _Comparison | None = None
-        self._comparison_lock = threading.Lock()
-        self._facets_lock = threading.Lock()
-        self._facets: tuple[int, float, list[Facet]] | None = None
+        self._compared: tuple[int, int, float] | None = None
+        self._groups: asyncio.Future[list[DuplicateGroup]] | None = None
+        self._facets = lru_cache(1)(lambda *_: count_facets(self.store.attribute_texts()))
         self.uploads = None
         if settings.uploads is not None:
-            self.uploads = UploadFolder(index, settings.uploads, lambda: self._engine.max_side)
+            self.uploads = UploadFolder(index, settings.uploads)
             if settings.can_write:
                 self.uploads.clean()
-        limits = self.limits
-        self._photo_searches = Batcher[SearchRequest, SearchResult](
-            self._engine.search,
-            limits,
-            size=limits.batch,
-            on_batch=metrics.batch,
-            seconds_per_cost=trial_seconds / self._engine.trial_cost,
+        search = self.engine.search
+        self.photo_searches = WorkQueue[Query, SearchResult](
+            search, limits, size=limits.batch, on_batch=metrics.batches.observe
         )
-        self._key_searches = Batcher[SearchRequest, SearchResult](
-            self._engine.search, limits, size=limits.batch
-        )
-        self._reranks = Batcher[RerankRequest, list[Hit]](self._engine.rerank, limits)
-        self._pictures = Batcher[Callable[[], bytes], bytes](_call_each, limits)
-        self._reads = Batcher[Callable[[], Any], Any](_call_each, limits)
+        self._key_searches = WorkQueue[Query, SearchResult](search, limits, size=limits.batch)
+        # A result that waits holds decoded photos, and many would not be verified in time.
+        few = limits.model_copy(update={"waiting": limits.waiting_reranks})
+        self._reranks = WorkQueue[Callable[[], SearchResult], SearchResult](call_each, few)
+        self._pictures = WorkQueue[Callable[[], bytes], bytes](call_each, limits)
+        self._reads = WorkQueue[Callable[[], Any], Any](call_each, limits)
         # One at a time: of two threads that add the same photo, both would find it missing.
-        self._writes = Batcher[Callable[[], Any], Any](_call_each, limits)
-        self._queues: tuple[Batcher[Any, Any], ...] = (
-            self._photo_searches,
-            self._key_searches,
-            self._reranks,
-            self._pictures,
-            self._reads,
-            self._writes,
-        )
+        self.writes = WorkQueue[Callable[[], Any], Any](call_each, limits)
+        self._queues: list[WorkQueue[Any, Any]] = [self.photo_searches, self._key_searches]
+        self._queues += [self._reranks, self._pictures, self._reads, self.writes]
         metrics.watch("queue_length", "Waiting requests", lambda: sum(map(len, self._queues)))
         metrics.watch("generation", "Upgrades of the index", lambda: self.store.generation)
         metrics.watch("entries", "Photos in the index", lambda: len(self.store))
-        metrics.watch("held_bytes", "Bytes of uploads in memory", lambda: self.held.total)
+        metrics.watch("held_bytes", "Bytes of uploads in memory", lambda: self.forms.held_bytes)
 
     @property
     def index(self) -> Index:
         """The index that is served."""
-        return self._engine.index
+        return self.engine.index
 
     @property
     def store(self) -> Store:
         """The store of the index, with recent changes of other processes."""
-        return self._engine.fresh()
+        return self.engine.store
 
     def start(self) -> None:
         """Watch for an upgrade of the index by another process, until `close` is called."""
-        threading.Thread(target=self._engine.watch, name="watch", daemon=True).start()
+        threading.Thread(target=self.engine.watch, name="watch", daemon=True).start()
 
-    def refresh(self) -> None:
-        """Read what other processes wrote to the index, also an upgrade.
-
-        While another thread loads an upgraded index, or if it cannot be loaded, the earlier one is
-        used.
-        """
-        switched = False
-        with suppress(InputError):  # `Engine.watch` logs it
-            switched = self._engine.switch(wait=False)
-        if not switched:
-            self._engine.fresh(0.0)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether results have probabilities."""
-        return self._engine.index.calibration is not None
-
-    @property
-    def expands(self) -> bool:
-        """Whether searches expand the query by default."""
-        return self._engine.index.expands(None)
-
-    @property
-    def max_side(self) -> int | None:
-        """Long side that query photos are reduced to; None if searches without a server do so."""
-        side = self._engine.max_side
-        return None if side == self.index.header.settings.max_side else side
-
-    def check_search_room(self, address: str) -> None:
-        """Raise a `QueueFullError` if a search by photo from this address would be refused now."""
-        self._photo_searches.check_room(address)
-
-    def check_write_room(self, client: Client) -> None:
-        """Raise a `QueueFullError` if photos of this client would not be added now."""
-        self._writes.check_room(client.address)
-
-    def check_photos(self, photos: Sequence[Upload]) -> None:
-        """Refuse files that are not photos or too large."""
-        self._engine.check(photos)
-
-    async def search(self, request: SearchRequest, client: Client) -> Answer:
-        """Search, and re-rank the hits if the request wants it."""
-        started = time.monotonic()
-        until = started + self.limits.seconds
-        queue = self._photo_searches if request.photos else self._key_searches
+    async def search(self, query: Query, request: Request) -> SearchResult:
+        """Search, and re-rank the hits if the query wants it."""
+        until = time.monotonic() + self.limits.seconds
+        queue = self.photo_searches if query.photos else self._key_searches
         try:
-            # Refuse before the work on the photos begins.
-            queue.check_room(client.address)
-            cost = await to_thread.run_sync(self._engine.cost, request)
-            size = max(1, len(request.photos))
-            found = await queue.result(
-                queue.submit(request, size, cost, client.address), until, client
-            )
-            hits = found.hits
-            if request.rerank and hits:
-                hits = await self._rerank(RerankRequest(request, found, until), client)
+            cost = await to_thread.run_sync(self.engine.cost, query)
+            size = max(1, len(query.photos))
+            found = await queue.run(query, request, until=until, size=size, cost=cost)
+            if query.options.rerank and found.hits:
+                # If the server is too slow for that, the hits stay as they are.
+                with suppress(BusyError):
+                    rerank = partial(self.engine.rerank, found, until)
+                    found = await self._reranks.run(rerank, request, until=until)
         finally:
-            request.finished.set()
-        if hits:
-            self.metrics.searched(max(hit.score for hit in hits))
-        verified = sum(hit.inliers is not None for hit in hits)
-        end = request.start + request.k
-        more = len(hits) > end and end < self.limits.results
-        page = hits[request.start : end]
-        return Answer.of(
-            page,
-            time.monotonic() - started,
-            expanded=found.generation.expands(
-                request.expand, request.refine, request.min_probability, request.marked
-            ),
-            refined=request.refine is not None,
-            verified=verified,
-            more=more,
-        )
+            query.finished.set()
+        if found.hits:
+            self.metrics.first_scores.observe(max(hit.score for hit in found.hits))
+        return found
 
-    async def _rerank(self, request: RerankRequest, client: Client) -> list[Hit]:
-        """Re-rank hits; if the server is too slow for that, they stay as they are."""
-        try:
-            job = self._reranks.submit(request, owner=client.address)
-            return await self._reranks.result(job, request.until, client)
-        except (TooLateError, QueueFullError):
-            return request.found.hits
-
-    async def add(self, photos: Sequence[Upload], client: Client) -> AddedView:
-        """Add photos to the index; once begun, this finishes even if the client disconnects."""
-        uploads = self.uploads
-        if uploads is None:
-            raise BadRequestError(
-                "no folder for added photos: start listwise serve with --uploads FOLDER"
-            )
-        if not photos:
-            raise BadRequestError("no photos to add: send some (curl -F photos=@FILE)")
-        await to_thread.run_sync(self._engine.check, photos)
-
-        def write() -> AddedView:
-            largest = max(check_pixels(photo, self.limits.pixels) for photo in photos)
-            with self._engine.decoding.reserve(largest):
-                return uploads.add(photos)
-
-        added: AddedView = await self.write(write, client)
-        return added
-
-    async def remove(self, key: int, client: Client) -> int:
-        """Remove an entry, and its file if a client added it."""
-
-        def write() -> int:
-            entry = self.entry(key)
-            return self.uploads.remove(entry) if self.uploads else self.store.remove([key])
-
-        removed: int = await self.write(write, client)
-        return removed
+    async def folder_for(self, photos: Sequence[Upload]) -> UploadFolder:
+        """The folder of uploads, for photos that are neither damaged nor too large."""
+        if self.uploads is None:
+            reason = "no folder for photos of clients: start listwise serve with --uploads FOLDER"
+            raise HTTPException(400, reason)
+        await to_thread.run_sync(self.engine.check, photos)
+        return self.uploads
 
     async def duplicates(self, threshold: float) -> list[DuplicateGroup]:
         """Groups of duplicates, verified by geometry; kept until the number of entries changes.
@@ -232,46 +134,40 @@ class Service:
         Raises:
             HTTPException: they are not found within the time limit; a later call returns them.
         """
-        groups = await to_thread.run_sync(self._compare, threshold)
-        waiting = asyncio.wrap_future(groups)
-        # Nobody may be waiting when it fails; asyncio would log that as an error.
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            return await asyncio.wait_for(asyncio.shield(waiting), self.limits.seconds)
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            if not groups.done():
-                raise  # the request was canceled, not the comparison
-        reason = "the photos are still being compared: try again later"
-        raise HTTPException(503, reason, {"Retry-After": "10"})
+        store, size = await to_thread.run_sync(lambda: (self.store, len(self.store)))
+        wanted = store.generation, size, threshold
 
-    def _compare(self, threshold: float) -> Future[list[DuplicateGroup]]:
-        """Start a comparison unless it runs or its groups are known."""
-        store = self.store
-        wanted = store.generation, len(store), threshold
-        with self._comparison_lock:
-            comparison = self._comparison
-            if comparison is None or comparison.wanted != wanted or comparison.failed:
-                if comparison is not None:
-                    comparison.stop()
-                comparison = self._comparison = _Comparison(wanted)
-                comparison.start(self._comparing, store, self._engine.reranker)
-            return comparison.groups
+        def proceed(count: int) -> None:
+            if self._compared is not wanted:
+                raise _still_comparing()
+
+        def compare() -> list[DuplicateGroup]:
+            return find_duplicates(store, threshold, self.engine.searcher.reranker, proceed)
+
+        groups = self._groups if self._compared == wanted else None
+        if groups is None or (groups.done() and groups.exception() is not None):
+            self._compared = wanted
+            groups = asyncio.get_running_loop().run_in_executor(self._comparing, compare)
+            # Nobody may be waiting when it fails; asyncio would log that as an error.
+            groups.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._groups = groups
+        done, _ = await asyncio.wait([groups], timeout=self.limits.seconds)
+        if not done:
+            raise _still_comparing()
+        return groups.result()
 
     def facets(self) -> list[Facet]:
         """The facets of the index; they are computed again after a minute or a change of size."""
-        with self._facets_lock:
-            size, now = len(self.store), time.monotonic()
-            if self._facets is None or self._facets[0] != size or now > self._facets[1]:
-                counted = count_facets(self.store.attribute_texts())
-                self._facets = size, now + FACET_SECONDS, counted
-            return self._facets[2]
+        return self._facets(len(self.store), time.monotonic() // FACET_SECONDS)
 
     def forget_facets(self) -> None:
         """Compute the facets again when they are needed: attributes have changed."""
-        with self._facets_lock:
-            self._facets = None
+        self._facets.cache_clear()
+
+    def remove(self, key: int) -> int:
+        """Remove an entry, and its file if a client added it."""
+        entry = self.entry(key)
+        return self.uploads.remove(entry) if self.uploads else self.store.remove([key])
 
     def entry(self, key: int) -> Entry:
         """The entry with a key.
@@ -279,57 +175,38 @@ class Service:
         Raises:
             NoEntryError: the index has no such entry.
         """
-        found = self.store.get([key])
-        if key not in found:
-            raise NoEntryError(f"the index has no entry {key}")
-        return found[key]
+        return find_entries(self.store, key)[0]
 
-    async def thumbnail(self, key: int, client: Client) -> bytes:
-        """A small JPEG file of an entry's photo.
-
-        Raises:
-            NoEntryError: the index has no such entry.
-        """
-        stored = await to_thread.run_sync(self.store.thumbnail, key)
-        if stored:  # as for almost all entries, so that the entry itself is not read
-            return stored
-        entry = await to_thread.run_sync(self.entry, key)
-        return await self.picture(partial(thumbnail_from_photo, entry), entry, client)
-
-    async def photo(self, entry: Entry, client: Client) -> bytes:
-        """A JPEG file of an entry's photo, its long side reduced to 1600 pixels."""
-        return await self.picture(partial(_screen_photo, entry), entry, client)
-
-    async def picture(self, make: Callable[[], bytes], entry: Entry, client: Client) -> bytes:
+    async def picture(self, make: Callable[[], bytes], entry: Entry, request: Request) -> Response:
         """A JPEG file that `make` decodes from an entry's photo, within the limits."""
 
         def decode() -> bytes:
             try:
-                pixels = check_pixels(entry.path, self.limits.pixels)
+                pixels = check_pixels(entry.path, self.limits.pixels, PHOTO_SIDE)
+                with self.engine.decoding.reserve(pixels):
+                    content = make()
             except ImageError as error:
-                raise _not_shown(entry, error) from None
-            with self._engine.decoding.reserve(pixels):
-                content = make()
+                # The reason alone: the message of the error has the path on this machine.
+                reason = f"the photo {entry.id} cannot be shown: {error.reason}"
+                raise HTTPException(404, reason) from None
             if not content:
                 raise HTTPException(404, f"no picture of {entry.id}: its photo cannot be read")
             return content
 
-        until = time.monotonic() + self.limits.seconds
-        job = self._pictures.submit(decode, owner=client.address)
-        return await self._pictures.result(job, until, client)
+        return jpeg(await self._pictures.run(decode, request), request)
 
-    async def read(self, read: Callable[[], Any], client: Client) -> Any:
+    async def read(self, read: Callable[[], Done], request: Request) -> Done:
         """Read marks or classes, which can take seconds, one request at a time."""
-        until = time.monotonic() + self.limits.seconds
-        job = self._reads.submit(partial(self._on_current, read), owner=client.address)
-        return await self._reads.result(job, until, client)
+        work = partial(self.engine.on_current, read)
+        done: Done = await self._reads.run(work, request)
+        return done
 
-    async def write(self, write: Callable[[], Any], client: Client) -> Any:
+    async def write(self, write: Callable[[], Done], request: Request) -> Done:
         """Change the index; a 507 error if the change cannot be stored."""
-        until = time.monotonic() + self.limits.seconds
-        job = self._writes.submit(partial(self._on_current, write), owner=client.address)
+        work = partial(self.engine.on_current, write)
         try:
-            return await self._writes.result(job, until, client, finish=True)
+            done: Done = await self.writes.run(work, request, finish=True)
+            return done
         except (OSError, InputError) as error:
             reason = write_failure(error)
             if reason is None:
@@ -337,72 +214,25 @@ class Service:
             logger.error("a change of the index failed: %s", " ".join(str(error).split()))
             raise HTTPException(507, f"the server cannot store the change: {reason}") from None
 
-    def _on_current(self, work: Callable[[], Any]) -> Any:
-        """Call a function; once more if the generation was replaced or discarded meanwhile."""
-        used = self.index.generation
-        try:
-            return work()
-        except IndexUpgradedError:
-            self._engine.switch()
-        except InputError:
-            if not self._engine.replaced(used):
-                raise
-        return work()
-
     def close(self) -> None:
         """Stop the queues and their threads."""
         for queue in self._queues:
             queue.close()
-        if self._comparison is not None:
-            self._comparison.stop()
+        self._compared = None  # ends the comparison
         self._comparing.shutdown(wait=False, cancel_futures=True)
-        self._engine.close()
+        self.engine.close()
 
 
-class _Comparison:
-    """A search for duplicates, for a generation, a number of entries and a threshold."""
-
-    def __init__(self, wanted: tuple[int, int, float]) -> None:
-        self.wanted = wanted
-        self.groups: Future[list[DuplicateGroup]]
-        self._stopped = threading.Event()
-
-    def start(self, pool: ThreadPoolExecutor, store: Store, reranker: Reranker) -> None:
-        """Begin in a thread of the pool."""
-        threshold = self.wanted[2]
-        self.groups = pool.submit(find_duplicates, store, threshold, reranker, self._proceed)
-
-    def stop(self) -> None:
-        """End before the next block of photos; those who wait for the groups get an error."""
-        self._stopped.set()
-        self.groups.cancel()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended without groups."""
-        done = self.groups.done()
-        return done and (self.groups.cancelled() or self.groups.exception() is not None)
-
-    def _proceed(self, count: int) -> None:
-        if self._stopped.is_set():
-            raise CancelledError
+def _still_comparing() -> HTTPException:
+    reason = "the photos are still being compared: try again later"
+    return HTTPException(503, reason, {"Retry-After": "10"})
 
 
-def _call_each(functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [function() for function in functions]
-
-
-def _screen_photo(entry: Entry) -> bytes:
-    try:
-        photo = load_image(entry.path, min_side=PHOTO_SIDE)
-    except ImageError as error:
-        raise _not_shown(entry, error) from None
-    photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE), Image.Resampling.BICUBIC)
-    file = io.BytesIO()
-    photo.save(file, "JPEG", quality=88)
-    return file.getvalue()
-
-
-def _not_shown(entry: Entry, error: ImageError) -> HTTPException:
-    # The reason alone: the message of the error has the path on this machine.
-    return HTTPException(404, f"the photo {entry.id} cannot be shown: {error.reason}")
+def jpeg(content: bytes, request: Request) -> Response:
+    """A response with a JPEG file; without the content for a browser that has it."""
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    # Browsers ask whether their copy is current: a photo may be replaced.
+    headers = {"Cache-Control": "private, no-cache", "ETag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type="image/jpeg", headers=headers)

@@ -1,49 +1,55 @@
 """The folder of photos that clients add: files named by their content."""
 
 import os
-import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from hashlib import blake2b
 from pathlib import Path
+
+from filelock import FileLock
+from pydantic import BaseModel
 
 from listwise.data import Images
 from listwise.data.photos import photo_digest
-from listwise.files import publish
+from listwise.files import publish, write_text
 from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
-from listwise.search.marking import read_marks
-from listwise.search.store import Store
-from listwise.serving.uploads import Upload
-from listwise.serving.views import AddedView
+from listwise.search.stored_marks import read_marks
+from listwise.search.views import Key
+from listwise.serving.forms import Upload
 
 PREFIX = "uploads/"
-LOCK_SECONDS = 5.0
+LOCK = ".lock"
+CLEAN_SECONDS = 5.0
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif"}
-_LEFT_OVER = re.compile(
-    r"\.(?P<name>[0-9a-f]{32}\.(jpg|png|webp|gif|tif))\.[0-9]+-[0-9]+\.(?P<kind>tmp|pending)"
-)
+
+
+class AddedView(BaseModel):
+    """Keys of added photos and of known ones, and a message for each photo that failed."""
+
+    added: list[Key]
+    unchanged: list[Key]
+    errors: list[str]
 
 
 class UploadFolder:
     """A folder of added photos, with an entry of the index for each.
 
-    While a photo is added or removed, a file `.NAME.pending` marks it, so that the next server can
-    complete what a killed one began. Several servers may use one folder: a server holds a shared
-    lock on it while it adds or removes photos, and an exclusive one while it cleans up.
+    While photos are added or removed, a hidden file has their names, so that the next server can
+    complete what a killed one began. Several servers may use one folder, also for different
+    indexes: a server locks it while it adds or removes photos, and while it cleans up.
     """
 
-    def __init__(self, index: Index, folder: Path, max_side: Callable[[], int]) -> None:
+    def __init__(self, index: Index, folder: Path) -> None:
         self.index = index
         self.folder = folder.absolute()
-        self.max_side = max_side
-        self._mark = os.fsencode(index.uri) + b"\n"
+        self._lock = FileLock(self.folder / LOCK, thread_local=False)
+        of_index = blake2b(os.fsencode(index.uri), digest_size=8).hexdigest()
+        self._pending = self.folder / f".{of_index}.pending"
 
     def add(self, photos: Sequence[Upload]) -> AddedView:
         """Store photos and add them to the index; files of photos that fail are deleted."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         contents = {self._name(photo.getvalue()): photo for photo in photos}
         paths = {PREFIX + name: self.folder / name for name in contents}
         images = Images(
@@ -53,19 +59,10 @@ class UploadFolder:
             attributes=tuple({"name": photo.name} for photo in contents.values()),
         )
         generation = self.index.generation
-        with self._pending(contents):
-            try:
-                for path, photo in zip(paths.values(), contents.values(), strict=True):
-                    self._write(path, photo.getvalue())
-                result = add_photos(
-                    generation.store,
-                    generation.model,
-                    images,
-                    workers=0,
-                    max_side=self.max_side(),
-                )
-            finally:
-                self._delete_unused(contents)
+        with self._changing(contents):
+            for path, photo in zip(paths.values(), contents.values(), strict=True):
+                self._write(path, photo.getvalue())
+            result = add_photos(generation.store, generation.model, images, workers=0)
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]
@@ -84,123 +81,70 @@ class UploadFolder:
         path = self.folder / name
         if entry.id == name or Path(entry.path) != path or not path.exists():
             return self.index.store.remove([entry.key])
-        with self._pending([name]):
-            try:
-                return self.index.store.remove([entry.key])
-            finally:  # the change may be made although it fails
-                self._delete_unused([name])
+        with self._changing([name]):
+            return self.index.store.remove([entry.key])
 
     @contextmanager
     def query(self, photo: Upload) -> Iterator[Path]:
         """Store a query photo; in the end it is deleted, unless a mark refers to this file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         name = self._name(photo.getvalue())
-        with self._pending([name]):
-            try:
-                self._write(self.folder / name, photo.getvalue())
-                yield self.folder / name
-            finally:
-                self._delete_unused([name])
+        with self._changing([name]):
+            self._write(self.folder / name, photo.getvalue())
+            yield self.folder / name
 
     def clean(self) -> None:
         """Delete what a killed server left: unfinished files, and photos without an entry.
 
-        Nothing is deleted while another server adds photos, or where folders cannot be locked.
+        Nothing is deleted while another server adds photos.
         """
-        if not self.folder.is_dir():
-            return
-        with _locked(self.folder, shared=False) as locked:
-            if not locked:
-                return
-            self.index.store.refresh()
-            for found in filter(None, map(_LEFT_OVER.fullmatch, os.listdir(self.folder))):
-                left_over = self.folder / found[0]
-                if found["kind"] == "pending":
-                    mark = left_over.read_bytes()
-                    if mark == self._mark:
-                        self._delete_unused([found["name"]])
-                    elif mark.endswith(b"\n"):
-                        # Another index uses this folder too; its photos are not in this one.
-                        continue
-                    # A mark without its end is older than any change: only the mark is deleted.
-                left_over.unlink(missing_ok=True)
+        if self.folder.is_dir():
+            # An error after the time, or in a folder that cannot be written to.
+            with suppress(OSError), self._lock.acquire(timeout=CLEAN_SECONDS):
+                self._clean()
 
     @contextmanager
-    def _pending(self, names: Iterable[str]) -> Iterator[None]:
-        """Mark photos while they are added or removed."""
-        marks = [self._left_over(name, "pending") for name in names]
-        with _locked(self.folder, shared=True):
+    def _changing(self, names: Iterable[str]) -> Iterator[None]:
+        """Add or remove photos; afterwards those without an entry or a mark have no file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._clean()  # what a server left that was killed meanwhile
             try:
-                for mark in marks:
-                    mark.write_bytes(self._mark)
+                write_text(self._pending, " ".join(names))
                 yield
-            finally:
-                for mark in marks:
-                    mark.unlink(missing_ok=True)
+            finally:  # the change may be made although it fails
+                self._clean()
+
+    def _clean(self) -> None:
+        if self._pending.exists():
+            self.index.store.refresh()
+            self._delete_unused(self._pending.read_text("utf-8").split())
+        for file in self.folder.glob(f"{self._pending.name}*"):
+            file.unlink()
 
     def _delete_unused(self, names: Iterable[str]) -> None:
         """Delete files that no entry and no mark of the index refers to."""
-        store = self.index.store
-        if store.is_current():
-            self._delete_without_entry(store, names)
-            return
-        # Another server may have added the same photo to the upgraded index.
-        with store.open_generation(store.record().current) as current:
-            self._delete_without_entry(current, names)
-
-    def _delete_without_entry(self, store: Store, names: Iterable[str]) -> None:
         paths = {entry_key(PREFIX + name): self.folder / name for name in names}
-        known = store.get(list(paths))
-        same = store.with_digests([path.stem for path in paths.values()])
-        used = {entry.path for entry in same.values()}
-        unused = [path for key, path in paths.items() if key not in known and str(path) not in used]
-        marked = {mark.query.path for mark in read_marks(store).history} if unused else set()
-        for path in unused:
-            if str(path) not in marked:
+        for path in paths.values():
+            self._unfinished(path).unlink(missing_ok=True)
+        store = self.index.store
+        # Another server may have added the same photo to the upgraded index.
+        upgraded = None if store.is_current() else store.record().current
+        with nullcontext(store) if upgraded is None else store.open_generation(upgraded) as current:
+            known = current.get(list(paths))
+            same = current.with_digests([path.stem for path in paths.values()])
+            used = {entry.path for entry in [*known.values(), *same.values()]}
+            if not used.issuperset(map(str, paths.values())):
+                used |= {mark.query.path for mark in read_marks(current, all_labels=False).history}
+        for key, path in paths.items():
+            if key not in known and str(path) not in used:
                 path.unlink(missing_ok=True)
 
     def _name(self, content: bytes) -> str:
         return photo_digest(content) + _SUFFIXES.get(content[:2], ".tif")
 
     def _write(self, path: Path, content: bytes) -> None:
-        partial = self._left_over(path.name, "tmp")
-        try:
-            partial.write_bytes(content)
-            publish(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        self._unfinished(path).write_bytes(content)
+        publish(self._unfinished(path), path)
 
-    def _left_over(self, name: str, kind: str) -> Path:
-        return self.folder / f".{name}.{os.getpid()}-{threading.get_ident()}.{kind}"
-
-
-@contextmanager
-def _locked(folder: Path, *, shared: bool) -> Iterator[bool]:
-    """Hold a lock on a folder; yields False where it cannot be had.
-
-    A shared lock is waited for; an exclusive one for a few seconds only.
-    """
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield False
-        return
-    until = time.monotonic() + LOCK_SECONDS
-    locked = False
-    try:
-        while not locked:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.05)
-            except OSError:  # this file system has no locks
-                break
-        yield locked
-    finally:
-        os.close(handle)
+    def _unfinished(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.tmp")

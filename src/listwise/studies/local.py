@@ -1,7 +1,7 @@
 """Evaluate local features on a benchmark (the first rows of Table 2), alone and as re-ranking."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,17 @@ from listwise.data import image_size
 from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
-from listwise.evaluation import evaluate_scores
-from listwise.local.pairs import Pair
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.verification import Verification
+from listwise.local.workers import Pair, verify_pairs
 from listwise.progress import counting
 from listwise.results.local import (
-    LocalBenchmark,
     ProgressBar,
     Scores,
     benchmark_files,
     describe_local_features,
 )
-from listwise.results.report import ModelSearch, TableRow, report_models, write_report
-from listwise.results.table import figures_of
-
-
-@dataclass(frozen=True, eq=False)
-class LocalRow:
-    """Result of one search method: scores [Q, N], and the verified pairs (query, image)."""
-
-    name: str
-    scores: Scores
-    verified: Mapping[Pair, Verification]
+from listwise.results.report import ModelSearch
 
 
 def evaluate_local(
@@ -52,26 +40,28 @@ def evaluate_local(
     workers: int | None = None,
     progress: ProgressBar = counting,
     on_note: Callable[[str], object] = lambda note: None,
-) -> tuple[Benchmark, list[LocalRow]]:
+) -> tuple[Benchmark, list[ModelSearch]]:
     """Search a judged benchmark with ASMK* and with models, each without and with verification.
 
     Args:
-        benchmark: name or folder of a judged data set.
-        codebook: codebook file, learned from other photos.
-        folder: where features, descriptors and index are kept for the next call.
-        data: folder that holds the data sets.
-        delf: folder of a DELF network; Hessian-affine features by default.
-        count: maximum number of features per photo.
-        models: folders of models whose global search is evaluated, too.
-        descriptors: folders of descriptors that an earlier call kept; they need no model.
-        verify: verify the first 100 results of each query.
-        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
-        workers: number of processes; by default it depends on the cores.
+        benchmark: name or folder of a benchmark.
+        codebook: codebook learned from other photos.
+        folder: folder for features, descriptors and index; by default local-BENCHMARK-FEATURES.
+        data: folder that contains the data sets; by default data.
+        delf: folder of deep local features (DELF) that `listwise local train` wrote; by default
+            HesAff-rSIFT is used instead.
+        count: maximum number of local features per photo; by default 2000, or 1000 with `delf`.
+        models: also evaluate this model, without and with verification; several can be given.
+        descriptors: also evaluate the model whose descriptors are stored in this folder; several
+            can be given.
+        verify: also re-rank the first 100 photos by verification.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
+        workers: number of processes that decode photos; by default from the number of CPU cores.
         progress: opens progress bars.
         on_note: called with sentences for the user.
 
     Returns:
-        The benchmark, and one row per search method.
+        The benchmark, and its results with each search method.
     """
     judged = find_dataset(benchmark, data).benchmark()
     kept = {str(path): global_scores(judged, path) for path in descriptors}
@@ -95,23 +85,19 @@ def evaluate_local(
                 judged, network, own, workers=workers, on_progress=advance, on_note=on_note
             )
         tables[str(path)] = global_scores(judged, own)
-    if not verify:
-        return judged, [LocalRow(name, table, {}) for name, table in tables.items()]
-    return judged, _verify(tables, local, workers, progress)
-
-
-def _verify(
-    tables: Mapping[str, Scores], local: LocalBenchmark, workers: int | None, progress: ProgressBar
-) -> list[LocalRow]:
-    """Return two rows per table of scores [Q, N]: without and with verification."""
-    pairs = {pair for table in tables.values() for pair in first_pairs(table)}
-    with progress("verifying", len(pairs)) as advance:
-        verified = local.verify(pairs, workers, advance)
-    return [
-        row
-        for name, table in tables.items()
-        for row in (LocalRow(name, table, {}), verified_row(f"{name} + SP", table, verified))
-    ]
+    verified: dict[Pair, Verification] = {}
+    if verify:
+        pairs = {pair for table in tables.values() for pair in first_pairs(table)}
+        with progress("verifying", len(pairs)) as advance:
+            verified = verify_pairs(local.queries, local.database, pairs, workers, advance)
+    searches = []
+    for name, table in tables.items():
+        searches.append(ModelSearch.of_scores(name, table, judged.judged))
+        if verify:
+            used = {pair: verified[pair] for pair in first_pairs(table)}
+            reranked, points = rerank_scores(table, used), partial(_points, used)
+            searches.append(ModelSearch.of_scores(f"{name} + SP", reranked, judged.judged, points))
+    return judged, searches
 
 
 def first_pairs(table: Scores) -> list[Pair]:
@@ -123,18 +109,24 @@ def first_pairs(table: Scores) -> list[Pair]:
     ]
 
 
-def verified_row(name: str, table: Scores, verified: Mapping[Pair, Verification]) -> LocalRow:
-    """Re-rank the first 100 images of each query by inliers, then by score.
+def rerank_scores(table: Scores, verified: Mapping[Pair, Verification]) -> Scores:
+    """Re-rank the verified images of each query by inliers, then by score: [Q, N] -> [Q, N].
 
-    Shapes: `table` has scores [Q, N] from -1 to 1; `verified` has the results of its `first_pairs`.
+    Scores are from -1 to 1 before, so more inliers always rank first.
     """
     reranked = np.array(table, dtype=np.float64)
-    used = {pair: verified[pair] for pair in first_pairs(table)}
-    for pair, found in used.items():
+    for pair, found in verified.items():
         if found.inliers >= MINIMUM:
-            # Scores are from -1 to 1, so more inliers always rank first.
             reranked[pair] += 2 * found.inliers
-    return LocalRow(name, reranked, used)
+    return reranked
+
+
+def _points(
+    verified: Mapping[Pair, Verification], query: int, image: int
+) -> NDArray[np.floating] | None:
+    """Return the points of a query and an image that match, if they were verified."""
+    found = verified.get((query, image))
+    return None if found is None else np.hstack([found.query_points, found.points])
 
 
 def describe_globally(
@@ -177,42 +169,3 @@ def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
             f"queries and database in {folder} have different settings: extract them again"
         )
     return queries.read() @ database.read().T
-
-
-def figures_of_row(benchmark: Benchmark, row: LocalRow) -> dict[str, dict[str, float]]:
-    """Evaluate a row: protocol -> metric -> value from 0 to 1."""
-    return figures_of(evaluate_scores(row.scores, benchmark.judged))
-
-
-def write_local_report(
-    path: str | Path,
-    benchmark: Benchmark,
-    rows: Sequence[LocalRow],
-    *,
-    command: str = "",
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
-) -> Path:
-    """Write an HTML report of the last two rows, with the points that were verified.
-
-    The table of the report shows all rows. The other arguments are those of `write_report`.
-    """
-
-    def search(row: LocalRow) -> ModelSearch:
-        def points(query: int, image: int) -> NDArray[np.floating] | None:
-            found = row.verified.get((query, image))
-            return None if found is None else np.hstack([found.query_points, found.points])
-
-        matches = points if row.verified else None
-        return ModelSearch.of_scores(row.name, row.scores, benchmark.judged, matches)
-
-    others, shown = rows[:-2], rows[-2:]  # the last search, without and with verification
-    paths = benchmark.queries.paths, benchmark.database.paths
-    return write_report(
-        path,
-        f"{benchmark.name}: local features",
-        report_models([search(row) for row in shown], benchmark.judged, *paths),
-        benchmark=benchmark.name,
-        command=command,
-        table=[TableRow(row.name, figures_of_row(benchmark, row)) for row in others],
-        on_progress=on_progress,
-    )

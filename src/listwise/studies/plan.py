@@ -1,25 +1,27 @@
-"""The plan of a study: its runs, their settings, and checks before training."""
+"""The plan of a study: its runs, their settings and checks before training; their outcomes."""
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from listwise.errors import InputError
+from listwise.files import read_json, write_text
 from listwise.settings import TrainConfig, make_config, merge, read_settings
 from listwise.studies.definitions import SCHEDULE, Study, TrainingSet, Variant
-from listwise.studies.outcome import read_study_json
 from listwise.training import TrainPlan, prepare
 from listwise.training.choices import PASSES
 from listwise.training.plan import limit_to_data
-from listwise.training.run.folder import CONFIG_FILE, RUN_FILE, read_run
+from listwise.training.run import CONFIG_FILE, RUN_FILE, read_run
 from listwise.training.sampling import Indices, draw_batch
 
 # Settings that may differ when a run is resumed, for example on another machine.
 MACHINE = {"device", "workers", "micro_batch"}
 STUDY_FILE = "study.json"
+OUTCOME_FILE = "outcome.json"
 
 # Chosen by trial: a study of the toy landmarks takes about five minutes on two cores.
 SMALL: dict[str, Any] = {
@@ -87,8 +89,7 @@ class StudyPlan:
 
     def _requested_config(self, variant: Variant, seed: int, rate: float) -> TrainConfig:
         given = {"seed": seed, "learning_rate": rate, "patience": None}
-        settings = merge(self.plan.config.model_dump(), variant.settings, given)
-        return make_config(settings)
+        return make_config(merge(self.plan.config.model_dump(), variant.settings, given))
 
     def folder(self, variant: Variant, seed: int, rate: float) -> Path:
         """Return the folder of a run."""
@@ -115,13 +116,17 @@ def plan_study(
         data: labelled photos, as in `listwise.training.prepare`.
         out: folder of the study.
         given: settings that all runs share.
-        preset: where other settings come from, as in `prepare`; "small" is for a quick try on two
-            cores.
+        preset: source of the settings that you do not give: auto chooses them for the photos and
+            the machine, paper uses the values of the paper, small suits two CPU cores.
         variants: names of the variants to compare; by default those of the study.
-        images: training images per run; by default ten times the photos (small: 3072).
-        seeds: number of seeds; by default 3 (small: 2).
-        rates: learning rates to try.
-        validations: validations per run; by default 10 (small: 4).
+        images: number of training images per run; by default ten times the number of photos, or
+            3072 with the preset small.
+        seeds: number of runs per variant, each with a different seed; by default 3, or 2 with the
+            preset small.
+        rates: learning rates to try; each variant uses the one with the best validation mAP of its
+            first run.
+        validations: maximum number of validations per run; by default 10, or 4 with the preset
+            small.
     """
     for name in (*study.varies, *SCHEDULE):
         if _has(given, name):
@@ -205,3 +210,90 @@ def check_run(folder: Path, config: TrainConfig, plan: TrainPlan) -> None:
         )
     if read_run(folder)["data_fingerprint"] != plan.fingerprint():
         raise InputError(f"{folder} is a run on other photos or labels: give another `out`")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a training run; mAP values are from 0 to 1.
+
+    Attributes:
+        variant: name of the variant.
+        value: number of the variant on the axis of the study.
+        seed: seed of the run.
+        learning_rate: learning rate of the run.
+        validation_map: best validation mAP.
+        untrained_map: validation mAP before the first update.
+        best_update: update of the best validation mAP.
+        updates: number of updates.
+        backwards: number of images with a gradient.
+        forwards: number of images that went through the network.
+        hyper_parameters: number of settings of the loss, its batches and its mining.
+        seconds: duration of the run.
+        kept: False if another learning rate was better in validation, which depends on other runs.
+        judged: mAP of the best network on the benchmark, such as "Medium whitened", from its own
+            file.
+    """
+
+    variant: str
+    value: int | None
+    seed: int
+    learning_rate: float
+    validation_map: float
+    untrained_map: float
+    best_update: int
+    updates: int
+    backwards: int
+    forwards: int
+    hyper_parameters: int
+    seconds: float
+    kept: bool = True
+    judged: dict[str, float] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `results.csv`: names and values without nesting."""
+        row = asdict(self)
+        judged: dict[str, float] = row.pop("judged")
+        return row | {column_name(name): value for name, value in judged.items()}
+
+
+@dataclass
+class StudyResults:
+    """All results so far: the finished runs, and the untrained network on the benchmark."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    untrained: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def untrained_map(self) -> float:
+        """Mean over the runs of the validation mAP before the first update."""
+        return sum(run.untrained_map for run in self.outcomes) / len(self.outcomes)
+
+    def kept(self, variant: str) -> list[Outcome]:
+        """Return the runs of a variant with the chosen learning rate, by seed."""
+        return [run for run in self.outcomes if run.kept and run.variant == variant]
+
+
+def column_name(name: str) -> str:
+    """Return the column of a benchmark result in `results.csv`."""
+    return f"{name.lower().replace(' ', '_')}_map"
+
+
+def write_outcome(run: Path, outcome: Outcome) -> None:
+    """Write `outcome.json`, which marks a run as finished."""
+    write_text(run / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
+
+
+def read_outcome(run: Path) -> Outcome | None:
+    """Read the outcome of a run; None if the run is not finished."""
+    path = run / OUTCOME_FILE
+    if not path.exists():
+        return None
+    content = read_study_json(path)
+    if content.keys() != {entry.name for entry in fields(Outcome)}:
+        raise InputError(f"{path} was not written by this version: give another `out`")
+    return Outcome(**content)
+
+
+def read_study_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that a study wrote."""
+    return read_json(path, "was not written by a study: remove it")

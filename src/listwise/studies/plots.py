@@ -6,10 +6,11 @@ They have their own background and follow the light or dark mode of the reader.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
+from typing import Any
 
 import numpy as np
+
+from listwise.pages import render
 
 _EDGE, _GAP = 20, 28
 _WIDTH = 400  # width of a panel with its labels
@@ -60,8 +61,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """The edges of a plot in the drawing, and the range of values in percent, `low` to `high`.
+class _Plot:
+    """A plot in the drawing: its edges, and its values in percent from `low` to `high`.
 
     Values increase upwards if `up`, else to the right.
     """
@@ -81,28 +82,24 @@ class _Frame:
             return place, self.bottom - part * (self.bottom - self.top)
         return self.left + part * (self.right - self.left), place
 
-    def line(self, kind: str, percent: float, before: float = 0.0) -> str:
-        """Draw a line across the plot at a value; it may start `before` the edge."""
+    def line(self, percent: float, before: float = 0.0) -> str:
+        """Return the path of a line across the plot at a value; it may start `before` the edge."""
         start, end = (self.left, self.right) if self.up else (self.top - before, self.bottom)
-        (x, y), (to_x, to_y) = self.at(percent, start), self.at(percent, end)
-        return f'<path class="{kind}" d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"/>'
+        return _path(self.at(percent, start), self.at(percent, end))
 
-    def mark(self, point: Point, place: float) -> str:
-        """Draw a point with its error bar and single values; hovering shows the numbers."""
+    def mark(self, point: Point, place: float) -> dict[str, Any]:
+        """Return a point with its error bar and single values; hovering shows the numbers."""
         spread = point.spread
         count = len(spread.values)
-        label = f"{point.name}: {spread.percent()}{f' ({count} seeds)' if count > 1 else ''}"
-        parts = [f"<g><title>{escape(label)}</title>"]
-        if ends := _ends(spread):
-            (x, y), (to_x, to_y) = (self.at(end, place) for end in ends)
-            cap = "m-4 0h8m-4 0" if self.up else "m0 -4v8m0 -4"  # a short stroke across
-            path = f"M{x:.1f} {y:.1f}{cap}L{to_x:.1f} {to_y:.1f}{cap}"
-            parts.append(f'<path class="error" d="{path}"/>')
-            for value in spread.values:
-                x, y = self.at(100 * value, place)
-                parts.append(f'<circle class="each" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
-        x, y = self.at(100 * spread.mean, place)
-        return "".join([*parts, f'<circle class="mean" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'])
+        seeds = f" ({count} seeds)" if count > 1 else ""
+        cap = "m-4 0h8m-4 0" if self.up else "m0 -4v8m0 -4"  # a short stroke across
+        ends = [self.at(end, place) for end in _ends(spread)]
+        return {
+            "label": f"{point.name}: {spread.percent()}{seeds}",
+            "error": _path(*ends, cap=cap) if ends else "",
+            "each": [self.at(100 * value, place) for value in spread.values],
+            "mean": self.at(100 * spread.mean, place),
+        }
 
 
 def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
@@ -110,80 +107,76 @@ def draw(title: str, panels: Sequence[Panel], axis: str | None = None) -> str:
 
     `axis` is the label of a logarithmic axis of the points' numbers; None shows names in rows.
     """
-    style = files("listwise.studies").joinpath("plots.css").read_text("utf-8")
     columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
     count = max((len(panel.points) for panel in panels), default=0)
     above = _HEAD if axis else _HEAD + 14  # with names, the reference has its label above the rows
     height = above + (_PLOT_HEIGHT + 56 if axis else _ROW * count + 44)
-    width = 2 * _EDGE + columns * _WIDTH + (columns - 1) * _GAP
-    total = _EDGE + _HEAD + rows * height + 4
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" '
-        f'height="{total}" role="img" aria-label="{escape(title)}">',
-        f"<style>{style}</style>",
-        f'<rect class="ground" width="{width}" height="{total}" rx="8"/>',
-        f'<text class="title" x="{_EDGE}" y="{_EDGE + 16}">{escape(title)}</text>',
-    ]
+    drawn = []
     for place, panel in enumerate(panels):
         left = _EDGE + place % columns * (_WIDTH + _GAP)
         top = _EDGE + _HEAD + place // columns * height
-        parts.append(f'<text class="head" x="{left}" y="{top + 16}">{escape(panel.title)}</text>')
-        inner = _draw_numbers if axis else _draw_names
-        parts += inner(panel, left, top + above, axis or "")
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        inner = (
+            _numbers(panel, left, top + above, axis) if axis else _names(panel, left, top + above)
+        )
+        drawn.append({"title": panel.title, "left": left, "top": top, **inner})
+    return render(
+        "plot.svg",
+        ["plots.css"],
+        title=title,
+        width=2 * _EDGE + columns * _WIDTH + (columns - 1) * _GAP,
+        height=_EDGE + _HEAD + -(-len(panels) // columns) * height + 4,
+        panels=drawn,
+    )
 
 
-def _text(x: float, y: float, content: str, anchor: str = "start", kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+def _path(*points: tuple[float, float], cap: str = "") -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}{cap}" for x, y in points)
 
 
-def _draw_numbers(panel: Panel, left: float, top: float, axis: str) -> list[str]:
-    """Draw points joined by a line; values increase upwards."""
+def _numbers(panel: Panel, left: float, top: float, axis: str) -> dict[str, Any]:
+    """Return points joined by a line; values increase upwards."""
     low, high, ticks = _scale(panel)
-    frame = _Frame(left + 40, left + _WIDTH - 10, top, top + _PLOT_HEIGHT, low, high, up=True)
-    parts = []
-    for tick in ticks:
-        parts.append(frame.line("grid", tick))
-        parts.append(_text(frame.left - 8, frame.at(tick, 0)[1] + 4, f"{tick:g}", "end"))
+    plot = _Plot(left + 40, left + _WIDTH - 10, top, top + _PLOT_HEIGHT, low, high, up=True)
     points = sorted(panel.points, key=lambda point: point.value or 0)
-    places = _log_places([point.value or 1 for point in points], frame.left + 16, frame.right - 16)
+    places = _log_places([point.value or 1 for point in points], plot.left + 16, plot.right - 16)
+    means = [plot.at(100 * point.spread.mean, x) for point, x in zip(points, places, strict=True)]
+    paths = [("grid", plot.line(tick)) for tick in ticks]
+    texts = [("", "end", plot.left - 8, plot.at(tick, 0)[1] + 4, f"{tick:g}") for tick in ticks]
     for point, x in zip(points, places, strict=True):
-        parts.append(_text(x, frame.bottom + 18, f"{point.value:g}", "middle"))
-    parts.append(_text((frame.left + frame.right) / 2, frame.bottom + 37, axis, "middle"))
+        texts.append(("", "middle", x, plot.bottom + 18, f"{point.value:g}"))
+    texts.append(("", "middle", (plot.left + plot.right) / 2, plot.bottom + 37, axis))
     if panel.reference is not None:
         value = 100 * panel.reference
-        parts.append(frame.line("reference", value))
-        y = frame.at(value, 0)[1]
-        parts.append(_text(frame.right, y - 5, f"untrained {value:.1f}", "end"))
-    means = [frame.at(100 * point.spread.mean, x) for point, x in zip(points, places, strict=True)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in means)
-    parts.append(f'<polyline class="line" points="{path}"/>')
-    return parts + [frame.mark(point, x) for point, x in zip(points, places, strict=True)]
+        paths.append(("reference", plot.line(value)))
+        y = plot.at(value, 0)[1] - 5
+        texts.append(("", "end", plot.right, y, f"untrained {value:.1f}"))
+    if means:
+        paths.append(("line", _path(*means)))
+    marks = [plot.mark(point, x) for point, x in zip(points, places, strict=True)]
+    return {"paths": paths, "texts": texts, "marks": marks}
 
 
-def _draw_names(panel: Panel, left: float, top: float, axis: str) -> list[str]:
-    """Draw one row per point; values increase to the right."""
+def _names(panel: Panel, left: float, top: float) -> dict[str, Any]:
+    """Return one row per point; values increase to the right."""
     low, high, ticks = _scale(panel)
     names = max((len(point.name) for point in panel.points), default=0)
     bottom = top + _ROW * len(panel.points)
     right = left + _WIDTH - 10
-    frame = _Frame(left + 14 + _LETTER * names, right, top, bottom, low, high, up=False)
-    parts = []
-    for tick in ticks:
-        parts.append(frame.line("grid", tick))
-        parts.append(_text(frame.at(tick, 0)[0], bottom + 18, f"{tick:g}", "middle"))
+    plot = _Plot(left + 14 + _LETTER * names, right, top, bottom, low, high, up=False)
+    paths = [("grid", plot.line(tick)) for tick in ticks]
+    texts = [("", "middle", plot.at(tick, 0)[0], bottom + 18, f"{tick:g}") for tick in ticks]
     if panel.reference is not None:
         value = 100 * panel.reference
-        parts.append(frame.line("reference", value, before=4))
-        x = frame.at(value, 0)[0]
-        anchor = "start" if x < (frame.left + frame.right) / 2 else "end"
-        parts.append(_text(x, top - 7, f"untrained {value:.1f}", anchor))
+        paths.append(("reference", plot.line(value, before=4)))
+        x = plot.at(value, 0)[0]
+        anchor = "start" if x < (plot.left + plot.right) / 2 else "end"
+        texts.append(("", anchor, x, top - 7, f"untrained {value:.1f}"))
+    marks = []
     for row, point in enumerate(panel.points):
         y = top + _ROW * (row + 0.5)
-        parts += [_text(left, y + 4, point.name, kind="name"), frame.mark(point, y)]
-    return parts
+        texts.append(("name", "start", left, y + 4, point.name))
+        marks.append(plot.mark(point, y))
+    return {"paths": paths, "texts": texts, "marks": marks}
 
 
 def _ends(spread: Spread) -> list[float]:

@@ -13,14 +13,14 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening
 from listwise.errors import InputError
-from listwise.files import write_text
 from listwise.machine import Machine
 from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.pooling import make_pooling
-from listwise.results.describe import BenchmarkDescriptors, Descriptors, describe_benchmark
-from listwise.studies.outcome import column_name
-from listwise.studies.outputs import PLOT_FILE, RESULTS_FILE, TABLE_FILE, write_csv
-from listwise.studies.plots import Panel, Point, Spread, draw
+from listwise.pages import percent
+from listwise.results.describe import describe_benchmark
+from listwise.studies.outputs import markdown, write_files
+from listwise.studies.plan import column_name
+from listwise.studies.plots import Panel, Point, Spread
 
 VARIANTS = ("plain", "whitened", "whitened + αQE")
 
@@ -52,12 +52,14 @@ def compare_poolings(
     Args:
         benchmark: a benchmark with judged queries.
         whiten_on: other photos, on which the whitening is learned.
-        backbone: name of a backbone of timm.
-        weights: weights of the backbone, as in `RetrievalNet`.
+        backbone: name of a timm model.
+        weights: weights of the backbone: auto, pretrained, imagenet-package, random, or a weights
+            file.
         poolings: names of the poolings.
-        dim: dimensions after whitening; by default all that vary.
-        max_side: long side that larger photos are reduced to; original size by default.
-        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
+        dim: number of dimensions to keep after whitening; by default all.
+        max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
+            size. By default 1024 on a GPU and 512 on a CPU.
+        device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         on_progress: called with the number of photos just described.
         on_unreadable: called with the errors of photos of `whiten_on` that were left out.
 
@@ -81,15 +83,18 @@ def compare_poolings(
         on_unreadable(tuple(others.errors))
     rows = []
     for place, pooling in enumerate(poolings):
-
-        def part(vectors: Descriptors, place: int = place) -> Descriptors:
-            own: Descriptors = np.split(vectors, len(poolings), axis=1)[place]
-            return own * np.float32(len(poolings) ** 0.5)  # scale back to unit vectors
-
-        plain = replace(
-            described, queries=part(described.queries), database=part(described.database)
+        queries, database, learned = (
+            # Scaled back to unit vectors.
+            np.split(vectors, len(poolings), axis=1)[place] * np.float32(len(poolings) ** 0.5)
+            for vectors in (described.queries, described.database, others.descriptors)
         )
-        rows += _rows(pooling, plain, Whitening.learn([part(others.descriptors)], dim))
+        plain = replace(described, queries=queries, database=database)
+        white = plain.whiten(Whitening.learn([learned], dim))
+        results = (plain.evaluate(), white.evaluate(), white.evaluate(expand=True))
+        rows += [
+            PoolingRow(pooling, variant, {name: result.mAP for name, result in found.items()})
+            for variant, found in zip(VARIANTS, results, strict=True)
+        ]
     return rows
 
 
@@ -105,23 +110,13 @@ class _SeveralPoolings(nn.Module):
         return torch.cat(rows, dim=1)
 
 
-def _rows(pooling: str, plain: BenchmarkDescriptors, whitening: Whitening) -> list[PoolingRow]:
-    white = plain.whiten(whitening)
-    results = (plain.evaluate(), white.evaluate(), white.evaluate(expand=True))
-    return [
-        PoolingRow(pooling, variant, {protocol: result.mAP for protocol, result in found.items()})
-        for variant, found in zip(VARIANTS, results, strict=True)
-    ]
-
-
 def poolings_table(rows: Sequence[PoolingRow]) -> str:
     """Format a Markdown table of mAP in percent."""
-    protocols = list(rows[0].mean_average_precision)
-    lines = [f"| pooling | | {' | '.join(protocols)} |", f"|---|---|{'---:|' * len(protocols)}"]
+    cells = []
     for row in rows:
-        values = " | ".join(f"{100 * row.mean_average_precision[p]:.1f}" for p in protocols)
-        lines.append(f"| {row.pooling} | {row.variant} | {values} |")
-    return "\n".join(lines) + "\n"
+        shown = {name: percent(value) for name, value in row.mean_average_precision.items()}
+        cells.append({"pooling": row.pooling, "": row.variant} | shown)
+    return markdown(cells)
 
 
 def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: str = "") -> None:
@@ -129,29 +124,17 @@ def write_poolings(out: Path, rows: Sequence[PoolingRow], about: str, command: s
 
     `about` names the network and the benchmark; `command` is shown in the table.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    write_csv(
-        out / RESULTS_FILE,
-        [
-            {
-                "pooling": row.pooling,
-                "variant": row.variant,
-                **{column_name(p): value for p, value in row.mean_average_precision.items()},
-            }
-            for row in rows
-        ],
-    )
-    made_by = f"\n```sh\n{command}\n```\n" if command else ""
-    text = f"# Poolings\n\n{about}; mAP in percent.\n\n{poolings_table(rows)}{made_by}"
-    write_text(out / TABLE_FILE, text)
-    panels = [
-        Panel(
-            f"{p} mAP, %",
-            [
-                Point(f"{row.pooling}, {row.variant}", Spread((row.mean_average_precision[p],)))
-                for row in rows
-            ],
-        )
-        for p in rows[0].mean_average_precision
+    values = [
+        {"pooling": row.pooling, "variant": row.variant}
+        | {column_name(name): value for name, value in row.mean_average_precision.items()}
+        for row in rows
     ]
-    write_text(out / PLOT_FILE, draw(f"Poolings: {about}", panels))
+    panels = []
+    for name in rows[0].mean_average_precision:
+        points = [
+            Point(f"{row.pooling}, {row.variant}", Spread((row.mean_average_precision[name],)))
+            for row in rows
+        ]
+        panels.append(Panel(f"{name} mAP, %", points))
+    text = [f"{about}; mAP in percent.\n", poolings_table(rows)]
+    write_files(out, f"Poolings: {about}", text, values, panels, command)

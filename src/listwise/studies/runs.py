@@ -13,25 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening, load_model
 from listwise.files import write_text
 from listwise.models import RetrievalNet
+from listwise.progress import progress_bar
 from listwise.results import describe_benchmark
+from listwise.settings import TrainConfig
 from listwise.studies.definitions import HYPER_PARAMETERS, Variant
-from listwise.studies.outcome import (
+from listwise.studies.plan import (
+    STUDY_FILE,
     Outcome,
+    StudyPlan,
     StudyResults,
     read_outcome,
     read_study_json,
     write_outcome,
 )
-from listwise.studies.plan import STUDY_FILE, StudyPlan
 from listwise.training import Trainer
-from listwise.training.run.folder import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
-from listwise.training.run.view import TrainView
+from listwise.training.run import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
+from listwise.training.view import LiveTrainView, TrainView
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,35 +99,63 @@ class StudyBenchmark:
 
 
 class StudyView:
-    """Receives the progress of a study; this base class shows nothing."""
+    """Receives the progress of a study, and shows it if it has a console."""
+
+    console: Console | None = None
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console
 
     def run(self, number: int, count: int, name: str) -> TrainView:
         """Called before run `number` of `count`; returns the view of its training."""
-        return TrainView()
+        if self.console is None:
+            return TrainView()
+        self.console.print(f"run {number} of {count}: {name}", style="bold")
+        return LiveTrainView(self.console)
 
     def skipped(self, number: int, count: int, name: str) -> None:
         """Called instead of `run` if the run is already finished."""
+        if self.console is not None:
+            self.console.print(f"run {number} of {count}: {name}: already finished", style="dim")
 
     def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
         """Called before photos are described; yields a function of the number just described."""
-        return nullcontext(lambda count: None)
-
-    def found(self, results: StudyResults) -> None:
-        """Called with all results so far after each run."""
+        if self.console is None:
+            return nullcontext(lambda count: None)
+        return progress_bar(self.console, what, photos)
 
 
 def run_study(
-    study_plan: StudyPlan, view: StudyView | None = None, benchmark: StudyBenchmark | None = None
+    study_plan: StudyPlan,
+    view: StudyView | None = None,
+    benchmark: StudyBenchmark | None = None,
+    on_found: Callable[[StudyResults], object] = lambda results: None,
 ) -> StudyResults:
     """Train the runs that are not finished, and return the results of all runs.
 
     The first seed of each variant tries all learning rates; the other seeds use the one that is
-    best in validation. The best network of each run is evaluated on the benchmark.
+    best in validation. The best network of each run is evaluated on the benchmark. `on_found` is
+    called with all results so far after each run.
     """
     view = view or StudyView()
     study_plan.out.mkdir(parents=True, exist_ok=True)
     write_text(study_plan.out / STUDY_FILE, json.dumps({"study": study_plan.study.name}) + "\n")
-    results = StudyResults(untrained=_evaluate_untrained(study_plan, benchmark, view))
+
+    def evaluate(
+        folder: Path, what: str, network: str, model: Callable[[], Model]
+    ) -> dict[str, float]:
+        """Evaluate a network once, with a progress bar that names `what`."""
+        if benchmark is None:
+            return {}
+        with view.describing(f"evaluating {what}", benchmark.photo_count) as advance:
+            return benchmark.evaluate_once(folder, network, model, advance)
+
+    config = study_plan.plan.config
+    start = f"{config.backbone}, {config.pooling}, {config.projection}, {config.weights}"
+    untrained = study_plan.out / "untrained"
+    results = StudyResults(
+        untrained=evaluate(untrained, "the untrained network", start, partial(_untrained, config))
+    )
     number = 0
     best: dict[str, float] = {}
     for seed in range(study_plan.seeds):
@@ -143,16 +175,15 @@ def run_study(
                 runs.append(replace(run, kept=False))
                 results.outcomes.append(runs[-1])
                 if rate != tried[-1]:
-                    view.found(results)
+                    on_found(results)
             winner = max(runs, key=lambda run: run.validation_map)
             best[variant.name] = winner.learning_rate
             place = results.outcomes.index(winner)
             folder = study_plan.folder(variant, seed, winner.learning_rate)
-            model = partial(load_model, folder / MODEL_FOLDER, study_plan.plan.config.device)
-            best_network = "the best in validation"
-            judged = _evaluate(benchmark, folder, variant.name, best_network, model, view)
+            model = partial(load_model, folder / MODEL_FOLDER, config.device)
+            judged = evaluate(folder, variant.name, "the best in validation", model)
             results.outcomes[place] = replace(winner, kept=True, judged=judged)
-            view.found(results)
+            on_found(results)
     return results
 
 
@@ -189,31 +220,8 @@ def _train(
     return outcome
 
 
-def _evaluate(
-    benchmark: StudyBenchmark | None,
-    folder: Path,
-    what: str,
-    network: str,
-    model: Callable[[], Model],
-    view: StudyView,
-) -> dict[str, float]:
-    """Evaluate a network once, with a progress bar that names `what`; {} without a benchmark."""
-    if benchmark is None:
-        return {}
-    with view.describing(f"evaluating {what}", benchmark.photo_count) as advance:
-        return benchmark.evaluate_once(folder, network, model, advance)
-
-
-def _evaluate_untrained(
-    study_plan: StudyPlan, benchmark: StudyBenchmark | None, view: StudyView
-) -> dict[str, float]:
-    config = study_plan.plan.config
-    name = f"{config.backbone}, {config.pooling}, {config.projection}, {config.weights}"
-
-    def network() -> Model:
-        torch.manual_seed(0)
-        net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
-        return Model(net.to(config.device).eval())
-
-    what = "the untrained network"
-    return _evaluate(benchmark, study_plan.out / "untrained", what, name, network, view)
+def _untrained(config: TrainConfig) -> Model:
+    """Return the network that every run starts from, but for the seed of its new layers."""
+    torch.manual_seed(0)
+    net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
+    return Model(net.to(config.device).eval())

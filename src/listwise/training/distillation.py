@@ -1,42 +1,36 @@
 """Distillation: a small network learns to compute the descriptors of a large one, its teacher."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import cache, partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from listwise.data import CropDataset, Images, LabelledImages
 from listwise.errors import InputError
-from listwise.evaluation import average_precision
+from listwise.evaluation import JudgedQueries, evaluate_descriptors
 from listwise.files import write_tensors
 from listwise.models import RetrievalNet
-from listwise.training.loading import Batches, load_batches
-from listwise.training.sampling import Indices, draw_batch
-from listwise.training.trainer import Trainer
+from listwise.models.storage import read_tensors
+from listwise.training.loading import Batches
+from listwise.training.parts import (
+    Described,
+    ModelFolder,
+    PhotoBatches,
+    Session,
+    TrainingParts,
+    Validator,
+)
+from listwise.training.sampling import Indices
+from listwise.training.weights import make_net
 
 TEACHER_FILE = "teacher.safetensors"
 # Strength of the ridge regression of the first projection, relative to the mean variance.
 RIDGE = 0.1
 
-
-class Teacher(Protocol):
-    """The model to learn from; `listwise.descriptors.Model` is one."""
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions of a descriptor."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies network and whitening."""
-
-    def describe(self, images: Images, *, on_progress: Callable[[int], object]) -> Any:
-        """Return the descriptors [n, dim] of the photos that can be read, and their positions."""
+TeacherDescriptors = Callable[[], Mapping[str, Described]]
+"""Returns the teacher's descriptors of the photos for "train" and for "validation"."""
 
 
 class DistillationLoss(nn.Module):
@@ -56,119 +50,102 @@ class DistillationLoss(nn.Module):
         return 1 - (descriptors * self.targets[labels]).sum(dim=1).mean()
 
 
-def asymmetric_map(
-    queries: npt.NDArray[np.float32],
-    database: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
-) -> float:
-    """Compute the mAP of searching each photo among the others, described by another model.
+def distillation_parts(session: Session) -> TrainingParts:
+    """Create a network that is trained to compute the descriptors of a teacher from random crops.
 
-    Shapes: queries [N, C], database [N, C] and labels [N] of the same photos.
+    A projection to the dimensions of the teacher starts as the ridge regression from the network's
+    descriptors of whole photos. Validation measures asymmetric search: queries by the network,
+    database by the teacher.
     """
-    values = []
-    for number, scores in enumerate(queries @ database.T):
-        others = np.arange(len(labels)) != number
-        relevant = labels[others] == labels[number]
-        if relevant.any():
-            values.append(average_precision(scores[others], relevant))
-    return float(np.mean(values))
+    if session.processes > 1:
+        raise InputError("`teacher` works in one process only: start one process")
+    plan = session.plan
+    net = make_net(plan.config, plan.parts.modules).to(session.device)
+    known, loss = cache(partial(_teacher_descriptors, session, net)), DistillationLoss()
+    return TrainingParts(
+        net,
+        net,
+        loss,
+        StudentBatches(session, net, known, loss),
+        StudentValidator(session, net, known),
+        ModelFolder(session, net, plan.sizes),
+        partial(_fit_projection, session, net, known),
+    )
 
 
-class DistillationTrainer(Trainer):
-    """Trains a network to compute the descriptors of a teacher from random crops.
+def _teacher_descriptors(session: Session, net: RetrievalNet) -> dict[str, Described]:
+    """Return the teacher's descriptors of the photos for "train" and for "validation".
 
-    The teacher describes each photo once; the descriptors are kept in the run folder. A projection
-    to the dimensions of the teacher starts as the ridge regression from the network's descriptors
-    of whole photos. Validation measures asymmetric search: queries by the network, database by the
-    teacher.
+    They are computed once and kept in the folder of the run, so a resumed run needs no teacher.
     """
+    path, teacher = session.run / TEACHER_FILE, session.teacher
+    parts = {"train": session.plan.train, "validation": session.plan.validation}
+    if not path.exists():
+        if teacher is None:
+            raise InputError(f"{path} is missing: start a new run, and give `teacher` as a model")
+        tensors = {}
+        for part, images in parts.items():
+            count = session.counter("describing with the teacher", len(images))
+            found = teacher.describe(images, on_progress=count)
+            session.report_unreadable(found.errors, "it is left out")
+            tensors[part] = found.descriptors
+            tensors[f"{part}.kept"] = np.array(found.kept, np.int64)
+        write_tensors(path, tensors, {"teacher": teacher.fingerprint})
+        session.teacher = None  # it may be large
+    read, metadata = read_tensors(path)
+    net.config = net.config.model_copy(update={"teacher": metadata["teacher"]})
+    return {part: Described(read[f"{part}.kept"].tolist(), read[part].numpy()) for part in parts}
 
-    def _make_net(self) -> RetrievalNet:
-        self._known: dict[str, Tensor] = {}
-        return super()._make_net()
 
-    def _make_loss(self) -> DistillationLoss:
-        if self.processes > 1:
-            raise InputError("`teacher` works in one process only: start one process")
-        return DistillationLoss()
+class StudentBatches(PhotoBatches):
+    """Crops of the photos that the teacher has described, labelled by their numbers."""
 
-    def _start_projection(self) -> None:
-        """Do nothing: `_fit_projection` does it when the teacher's descriptors are known."""
+    def __init__(
+        self, session: Session, net: RetrievalNet, known: TeacherDescriptors, loss: DistillationLoss
+    ) -> None:
+        super().__init__(session, net)
+        self.known, self.loss = known, loss
 
-    def _start_loading(self) -> Batches:
-        known = self._teacher_descriptors()
-        kept, targets = known["train.kept"].tolist(), known["train"]
-        readable = self.plan.train.subset(kept)
-        assert isinstance(self.loss, DistillationLoss)
-        self.loss.targets = targets.to(self.device)
-        if self.progress.update == 0:
-            self._fit_projection(readable, targets)
-        names = tuple(f"{number:09d}" for number in range(len(readable)))
-        numbered = replace(readable, labels=np.arange(len(readable)), class_names=names)
-        config = self.plan.config
+    def draw(self, update: int) -> Indices:
+        """Return the numbers of the described photos in the batch of an update."""
+        return self.draw_whole(self.images.labels[self.known()["train"].kept], update)
 
-        def draw(update: int) -> Indices:
-            size, classes = config.batch_size, config.classes_per_batch
-            return draw_batch(readable.labels, size, config.seed, update, classes)
+    def load(self, stop: int) -> Batches:
+        """Start to load batches."""
+        kept, targets = self.known()["train"]
+        self.loss.targets = torch.from_numpy(targets).to(self.session.device)
+        names = tuple(f"{number:09d}" for number in range(len(kept)))
+        readable = self.images.subset(kept)
+        numbered = replace(readable, labels=np.arange(len(kept)), class_names=names)
+        return self.load_crops(numbered, stop)
 
-        return load_batches(
-            CropDataset(numbered, config.crops, config.seed),
-            draw,
-            range(self.progress.update, config.updates),
-            self.workers,
-            pin_memory=self.device.type == "cuda",
-            device=self.device,
-            kept=self.kept,
-        )
 
-    def _validation_map(self, kept: list[int], descriptors: npt.NDArray[np.float32]) -> float:
-        known = self._teacher_descriptors()
-        rows = {photo: row for row, photo in enumerate(known["validation.kept"].tolist())}
-        both = [place for place, photo in enumerate(kept) if photo in rows]
-        photos = [kept[place] for place in both]
-        database = known["validation"].numpy()[[rows[photo] for photo in photos]]
-        return asymmetric_map(descriptors[both], database, self.plan.validation.labels[photos])
+class StudentValidator(Validator):
+    """Validates asymmetric search: queries by the network, database by the teacher."""
 
-    def _teacher_descriptors(self) -> dict[str, Tensor]:
-        """Return the teacher's descriptors and their photos; compute them once per run."""
-        if self._known:
-            return self._known
-        path = self.run / TEACHER_FILE
-        if path.exists():
-            try:
-                with safe_open(path, framework="pt") as file:
-                    fingerprint = file.metadata()["teacher"]
-                    self._known = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            except (OSError, SafetensorError, KeyError, TypeError) as error:
-                raise InputError(f"{path} is damaged ({error}): start a new run") from error
-        else:
-            if "teacher" not in self.plan.parts:
-                raise InputError(
-                    f"{path} is missing: start a new run, and give `teacher` as a model"
-                )
-            teacher: Teacher = self.plan.parts["teacher"]
-            fingerprint = teacher.fingerprint
-            for name, images in (("train", self.plan.train), ("validation", self.plan.validation)):
-                count = self._counter("describing with the teacher", len(images))
-                found = teacher.describe(images, on_progress=count)
-                self._report_unreadable(found.errors, "it is left out")
-                self._known[name] = torch.from_numpy(found.descriptors)
-                self._known[f"{name}.kept"] = torch.tensor(found.kept)
-            write_tensors(path, self._known, {"teacher": fingerprint})
-            # The teacher is not needed any more, and may be large.
-            others = {name: part for name, part in self.plan.parts.items() if name != "teacher"}
-            self.plan = replace(self.plan, parts=others)
-        self.net.config = self.net.config.model_copy(update={"teacher": fingerprint})
-        return self._known
+    def __init__(self, session: Session, net: RetrievalNet, known: TeacherDescriptors) -> None:
+        super().__init__(session, net)
+        self.known = known
 
-    def _fit_projection(self, images: LabelledImages, targets: Tensor) -> None:
-        """Set the projection to the ridge regression from pooled vectors to the targets [n, D]."""
-        found = self._describe_pooled(images, "describing the photos")
-        x, y = found.descriptors.double(), targets[found.kept].double()
-        gram = x.T @ x
-        gram += RIDGE * len(x) / len(gram) * torch.eye(len(gram), dtype=gram.dtype)
-        layer = self.net.projection
-        assert layer is not None
-        with torch.no_grad():
-            layer.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)
-            layer.bias.zero_()
+    def measure(self, found: Described) -> float:
+        """Return the asymmetric mAP of described validation photos."""
+        known = self.known()["validation"]
+        _, mine, theirs = np.intersect1d(found.kept, known.kept, return_indices=True)
+        judged = JudgedQueries.labelled(self.images.labels[np.array(found.kept)[mine]])
+        rows = found.descriptors[mine], known.descriptors[theirs]
+        (result,) = evaluate_descriptors(*rows, judged).values()
+        return result.mAP
+
+
+def _fit_projection(session: Session, net: RetrievalNet, known: TeacherDescriptors) -> None:
+    """Set the projection to the ridge regression from pooled vectors to the teacher's [n, D]."""
+    described, targets = known()["train"]
+    images = session.plan.train.subset(described)
+    kept, vectors = session.describe_pooled(net, images, "describing the photos")
+    x, y = torch.from_numpy(vectors).double(), torch.from_numpy(targets[kept]).double()
+    gram = x.T @ x
+    gram += RIDGE * len(x) / len(gram) * torch.eye(len(gram), dtype=gram.dtype)
+    assert net.projection is not None
+    with torch.no_grad():
+        net.projection.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)
+        net.projection.bias.zero_()

@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-BUCKET_BYTES = 64 * 2**20
-
 
 @contextmanager
 def process_group() -> Iterator[bool]:
@@ -40,12 +38,9 @@ def world() -> tuple[int, int]:
 
 def gather_numbers(number: int, device: torch.device) -> list[int]:
     """Return the number that each process passed, in rank order."""
-    _, size = world()
-    if size == 1:
-        return [number]
-    numbers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device=device))
-    return [int(n) for n in torch.cat(numbers).tolist()]
+    own = torch.tensor([number], dtype=torch.int64, device=device)
+    numbers: list[int] = gather_rows(own, [1] * world()[1]).tolist()
+    return numbers
 
 
 def gather_rows(rows: Tensor, parts: Sequence[int]) -> Tensor:
@@ -61,28 +56,22 @@ def gather_rows(rows: Tensor, parts: Sequence[int]) -> Tensor:
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor in place by its sum over all processes, in a few large messages.
+    """Replace each tensor in place by its sum over all processes, in one message per dtype.
 
     Every process passes tensors of the same shapes in the same order. Half-precision tensors
     are summed in float32.
     """
     if world()[1] == 1:
         return
-    buckets: list[list[Tensor]] = []
-    room, bucket_dtype = 0, None
+    groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        if dtype != bucket_dtype or tensor.nbytes > room:
-            buckets.append([])
-            room, bucket_dtype = BUCKET_BYTES, dtype
-        buckets[-1].append(tensor)
-        room -= tensor.nbytes
-    for bucket in buckets:
-        dtype = torch.promote_types(bucket[0].dtype, torch.float32)
-        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in bucket])
+        groups.setdefault(dtype, []).append(tensor)
+    for dtype, group in groups.items():
+        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in group])
         dist.all_reduce(flat)
-        summed = torch.split(flat, [tensor.numel() for tensor in bucket])
-        for tensor, total in zip(bucket, summed, strict=True):
+        totals = torch.split(flat, [tensor.numel() for tensor in group])
+        for tensor, total in zip(group, totals, strict=True):
             tensor.copy_(total.view_as(tensor))
 
 

@@ -7,20 +7,25 @@ validations, which is proportional to their photos. A trial measures both on thi
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
-from listwise.data import CropDataset, Decoding, LabelledImages, decode_photos
+from listwise.data import CropDataset
 from listwise.data.gpu_photos import gpu_decodes
+from listwise.errors import InputError
 from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
-from listwise.models.embed import PhotoNet, embed_decoded, example_image
+from listwise.models.embed import embed_photos
 from listwise.settings import TrainConfig
+from listwise.training.choices import Speed, TrainPlan
+from listwise.training.distributed import world
 from listwise.training.forward import Forward
-from listwise.training.projection import PHOTOS
+from listwise.training.view import readable_time
+from listwise.training.weights import PCA_PHOTOS, half_precision, make_net
 
 # The least that a planned run has, if the user does not set less.
 MIN_UPDATES, MIN_CROP, MIN_BATCH = 20, 96, 64
@@ -38,250 +43,67 @@ STOP_PART = 1.5
 TRIAL_IMAGES = {"cpu": 8, "cuda": 256}
 TRIAL_PIXELS = {"cpu": 2**19, "cuda": 2**24}
 TRIAL_PHOTOS = {"cpu": 4, "cuda": 128}
-# A CPU cuts so many crops in a trial, at most.
+# Photos that are cropped in a trial, and that a teacher describes.
 TRIAL_CROPS = 8
 # Trials are repeated until they have taken this many seconds, because other programs may disturb
 # some of them.
 TRIAL_SECONDS, MAX_TRIALS = 1.0, 4
 
 
-class Effort(NamedTuple):
-    """What the duration of a run depends on: updates, crop size, batch size, validations."""
-
-    updates: int
-    crop: int
-    batch: int
-    validate_every: int
-
-    @property
-    def validations(self) -> int:
-        """Number of validations, without the one before the first update."""
-        return math.ceil(self.updates / self.validate_every)
+def validations(config: TrainConfig) -> int:
+    """Return the number of validations of a run after the one before the first update."""
+    return math.ceil(config.updates / config.validate_every)
 
 
-class Speed(NamedTuple):
-    """Seconds per image of an update, and per validation photo, at a crop size."""
-
-    crop: int
-    image: float
-    photo: float
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The parts of a run that do not change: the photos that it describes.
-
-    Attributes:
-        validation: number of validation photos.
-        mined: number of photos that are described for each round of mining.
-        mining_period: number of updates between two rounds; 0 without mining.
-        start: number of photos that are described before the first update, for a projection.
-    """
-
-    validation: int
-    mined: int = 0
-    mining_period: int = 0
-    start: int = 0
+# What is reduced, and how the note says so.
+REDUCED: dict[str, tuple[str, Callable[[TrainConfig], int]]] = {
+    "updates": ("{} updates instead of {}", lambda config: config.updates),
+    "crops.size": ("crops of {} pixels instead of {}", lambda config: config.crops.size),
+    "batch_size": ("batches of {} images instead of {}", lambda config: config.batch_size),
+    "validate_every": ("{} validations instead of {}", validations),
+}
 
 
-def run_seconds(effort: Effort, speed: Speed, work: Workload) -> float:
-    """Return the expected duration of a run."""
-    validation = VALIDATION_SECONDS + work.validation * speed.photo
-    rounds = math.ceil(effort.updates / work.mining_period) if work.mining_period else 0
-    return (
-        START_SECONDS
-        + effort.updates * effort.batch * speed.image
-        + (1 + effort.validations) * validation
-        + (work.start + rounds * work.mined) * speed.photo
-    )
-
-
-def between(large: Speed, small: Speed, crop: int) -> Speed:
-    """Interpolate two measured speeds by the number of pixels of a crop."""
-    if large.crop == small.crop:
-        return large
-    part = (crop**2 - small.crop**2) / (large.crop**2 - small.crop**2)
-    part = min(1.0, max(0.0, part))
-
-    def mix(high: float, low: float) -> float:
-        low = min(low, high)  # a measurement may be disturbed
-        return low + part * (high - low)
-
-    return Speed(crop, mix(large.image, small.image), mix(large.photo, small.photo))
-
-
-def efforts(default: Effort, fixed: frozenset[str] = frozenset()) -> Iterator[Effort]:
-    """Yield the default and ever smaller efforts, in the order of what is reduced first.
-
-    First there are fewer validations, then fewer updates, then smaller crops, then smaller batches.
-    Fields in `fixed` keep their values.
-    """
-    yield default
-    current = default
-    every = default.validate_every
-    if "validate_every" not in fixed and default.validations > FEW_VALIDATIONS:
-        every = math.ceil(default.updates / FEW_VALIDATIONS)
-        current = current._replace(validate_every=every)
-        yield current
-    if "updates" not in fixed:
-        for updates in range(default.updates - 1, min(MIN_UPDATES, default.updates) - 1, -1):
-            if "validate_every" not in fixed:
-                every = max(default.validate_every, math.ceil(updates / FEW_VALIDATIONS))
-                every = min(every, current.validate_every)
-            current = current._replace(updates=updates, validate_every=every)
-            yield current
-    if "crop" not in fixed:
-        for crop in smaller_crops(default.crop):
-            current = current._replace(crop=crop)
-            yield current
-    if "batch" not in fixed:
-        while current.batch > MIN_BATCH:
-            current = current._replace(batch=max(MIN_BATCH, current.batch // 2))
-            yield current
-
-
-def smaller_crops(size: int) -> Iterator[int]:
-    """Yield smaller crop sizes, about a fifth smaller each time; multiples of 32 suit networks."""
-    while size > MIN_CROP:
-        size = max(MIN_CROP, min(size - 1, round(0.8 * size / 32) * 32))
-        yield size
-
-
-def fit_effort(
-    default: Effort,
-    fixed: frozenset[str],
-    limit: float,
-    seconds_of: Callable[[Effort], float],
-) -> Effort | None:
-    """Return the largest effort that takes at most `limit` seconds; None if none does."""
-    return next((each for each in efforts(default, fixed) if seconds_of(each) <= limit), None)
-
-
-def effort_of(config: TrainConfig) -> Effort:
-    """Return the effort of a run with these settings."""
-    return Effort(
-        config.updates, config.crops.size, config.images_per_update, config.validate_every
-    )
-
-
-def workload_of(
-    config: TrainConfig, parts: Mapping[str, Any], train: int, validation: int
-) -> Workload:
-    """Return the workload of a run on this many photos; `parts` are those of its plan."""
-    if config.ema:
-        validation *= 2  # the weights and their average
-    # The projection of an index's model is trained already, and a teacher is counted elsewhere.
-    new = config.projection is not None and "model" not in parts and not config.teacher
-    start = min(train, PHOTOS) if new else 0
-    if config.mined is None:
-        return Workload(validation, start=start)
-    period = max(1, config.mined.refresh // config.mined.tuples)
-    return Workload(validation, min(train, config.mined.pool), period, start)
-
-
-class Trial:
-    """Measures the speed of a network on some photos.
+@shared_cores()
+def measure_speed(forward: Forward, plan: TrainPlan) -> Speed:
+    """Measure the speed of training and validation on a few photos.
 
     Args:
-        forward: the network.
-        train: the training photos.
-        validation: the validation photos.
+        forward: computes with the network, which is a `RetrievalNet`.
+        plan: photos and settings.
     """
-
-    def __init__(self, forward: Forward, train: LabelledImages, validation: LabelledImages) -> None:
-        self.forward = forward
-        self.train = train
-        self.validation = validation
-
-    @staticmethod
-    def of_settings(
-        config: TrainConfig,
-        parts: dict[str, Any],
-        train: LabelledImages,
-        validation: LabelledImages,
-    ) -> "Trial":
-        """Return a trial of the network of a config, with random weights."""
-        backbone, pooling = (
-            copy.deepcopy(parts.get(kind, getattr(config, kind)))
-            for kind in ("backbone", "pooling")
-        )
-        random = "random" if isinstance(backbone, str) else "auto"
-        with torch.random.fork_rng([]):
-            net = RetrievalNet(backbone, pooling, config.projection, random)
-        half = torch.bfloat16 if config.precision == "bfloat16" else None
-        return Trial(Forward(net.to(config.device), half), train, validation)
-
-    @shared_cores()
-    def measure(self, config: TrainConfig) -> Speed:
-        """Measure the speed of training and validation with these settings."""
-        random_state = self.forward.random_state()
-        crops = self._crops(config)
+    config, train, validation = plan.config, plan.train, plan.validation
+    random_state = forward.random_state()
+    device, kind = forward.device, forward.device.type
+    dataset = CropDataset(train, config.crops, config.seed)
+    count = max(1, min(TRIAL_IMAGES[kind], TRIAL_PIXELS[kind] // config.crops.size**2))
+    some = np.linspace(0, len(train) - 1, min(count, TRIAL_CROPS)).astype(int).tolist()
+    crops = torch.stack([dataset[0, i].image for i in some])
+    cut = 0.0
+    if not gpu_decodes(device):  # it does so while the network computes
         # On a CPU, the workers that decode photos take their share of the cores.
         workers = min(core_count(), max(1, config.workers or 0))
-        self._pass(crops.images[:1])  # the first pass copies the network
-        image = _shortest(lambda: self._pass(crops.images)) / len(crops.images)
-        decode, photo = self._photo_seconds(config, workers)
-        if gpu_decodes(self.forward.device):  # while the network computes
-            image = max(image, decode)
-        else:
-            image += crops.seconds / workers
-        self.forward.set_random_state(random_state)
-        return Speed(config.crops.size, image, decode + photo)
+        cut = _shortest(lambda: [dataset[0, i] for i in some]) / len(some) / workers
+    images = crops.repeat(max(1, count // len(crops)), 1, 1, 1).to(device)
+    image = _shortest(lambda: _pass(forward, images)) / len(images)
 
-    def _crops(self, config: TrainConfig) -> "_Crops":
-        """Cut a micro-batch of crops, and measure the seconds that one takes."""
-        dataset = CropDataset(self.train, config.crops, config.seed)
-        kind = self.forward.device.type
-        count = max(1, min(TRIAL_IMAGES[kind], TRIAL_PIXELS[kind] // config.crops.size**2))
-        crops = min(count, TRIAL_CROPS)
-        step = max(1, len(self.train) // crops)
-        keys = [(0, index) for index in range(0, len(self.train), step)][:crops]
-        dataset[keys[0]]  # the first call imports libraries
-        started = time.perf_counter()
-        images = torch.stack([dataset[key].image for key in keys])
-        seconds = (time.perf_counter() - started) / len(keys)
-        images = images.repeat(max(1, count // len(images)), 1, 1, 1)
-        return _Crops(images.to(self.forward.device), seconds)
-
-    def _pass(self, images: torch.Tensor) -> None:
-        """Compute what an update computes for a micro-batch: forward, and forward and backward."""
-        forward = self.forward
-        earlier = [parameter.grad for parameter in forward.net.parameters()]
-        forward.net.train()
-        forward.refresh()
-        with torch.no_grad():
-            forward(images)
-        descriptors = forward(images)
-        forward.backward(descriptors, descriptors.detach().roll(1, dims=1))
-        forward.add_gradients()
-        for parameter, gradient in zip(forward.net.parameters(), earlier, strict=True):
-            parameter.grad = gradient
-
-    def _photo_seconds(self, config: TrainConfig, workers: int) -> tuple[float, float]:
-        """Measure the seconds of a validation photo: to decode it, and to describe it."""
-        device = self.forward.device
-        count = min(TRIAL_PHOTOS[device.type], len(self.validation))
-        some = self.validation.subset(list(range(count)))
-        on_gpu = gpu_decodes(device)
-        readers = workers if on_gpu else 0  # processes that decode would take long to start
-        how = Decoding(config.val_max_side)
-        photos = list(decode_photos(some.files(), how, readers, device))
-        decode = _shortest(lambda: list(decode_photos(some.files(), how, readers, device)))
-        decode /= len(photos) if on_gpu else len(photos) * workers
-        net = cast(RetrievalNet, self.forward.net)
-        half = self.forward.autocast
-        # As in the validations of a run.
-        fast = self.forward.evaluation_module(example_image(net))
-        network = PhotoNet(net, half, cast(RetrievalNet, fast))
-        describe = _shortest(
-            lambda: embed_decoded(photos, network, net.dim, device, half, mixed=network.mixed)
-        )
-        return decode, describe / len(photos)
+    net, photos = forward.net, validation.subset(range(min(TRIAL_PHOTOS[kind], len(validation))))
+    assert isinstance(net, RetrievalNet)
+    describe = partial(embed_photos, net, photos, max_side=config.val_max_side)
+    photo = _shortest(partial(describe, autocast=forward.autocast)) / len(photos)
+    forward.set_random_state(random_state)
+    return Speed(cut, image, photo)
 
 
-class _Crops(NamedTuple):
-    images: torch.Tensor
-    seconds: float
+def _pass(forward: Forward, images: torch.Tensor) -> None:
+    """Compute what an update computes for a micro-batch: forward, and forward and backward."""
+    parameters = [p for p in forward.net.train().parameters() if p.requires_grad]
+    forward.refresh()
+    with torch.no_grad():
+        forward(images)
+    descriptors = forward(images)
+    gradient = descriptors.detach().roll(1, dims=1)
+    torch.autograd.grad(descriptors, parameters, gradient, allow_unused=True)
 
 
 def _shortest(call: Callable[[], object]) -> float:
@@ -297,19 +119,28 @@ def _shortest(call: Callable[[], object]) -> float:
 
 
 class TimeLeft:
-    """The remaining time of a run, from the trial first and then from the run itself.
+    """The remaining time of a run, from a trial first and then from the run itself.
 
     Args:
-        effort: updates, batch and validations of the run.
-        speed: the speed that a trial measured, if there was one.
-        work: the workload of the run.
+        plan: settings and photos, and the speed that a trial measured, if there was one.
+        choice: duration of the choice of the photo size, as a multiple of that of a validation.
     """
 
-    def __init__(self, effort: Effort, speed: Speed | None, work: Workload) -> None:
-        self._effort = effort
-        self._update = speed and effort.batch * speed.image
-        self._before = self._update
-        self._validation = speed and VALIDATION_SECONDS + work.validation * speed.photo
+    def __init__(self, plan: TrainPlan, choice: float) -> None:
+        config, speed, photos = plan.config, plan.speed, len(plan.train)
+        self._updates, self._every, self._choice = config.updates, config.validate_every, choice
+        self._usual: float | None = None
+        self._start = self._validation = 0.0
+        if speed is not None:
+            self._usual = config.images_per_update * (speed.crop + speed.image)
+            both = 2 if config.ema else 1  # the weights and their average
+            self._validation = VALIDATION_SECONDS + both * len(plan.validation) * speed.photo
+            described = min(photos, PCA_PHOTOS) if config.projection and not config.teacher else 0
+            if config.mined:
+                period = max(1, config.mined.refresh // config.mined.tuples)
+                described += math.ceil(config.updates / period) * min(photos, config.mined.pool)
+            self._start = START_SECONDS + self._validation + described * speed.photo
+        self._update, self._longest = self._usual, self._validation
 
     def note_update(self, seconds: float, part: float = 1.0) -> None:
         """Take the time of an update into account, or of a part of it.
@@ -317,42 +148,143 @@ class TimeLeft:
         The first part of a run is slower than the others, so the rest of an update is estimated
         from earlier updates or the trial, if there were any.
         """
-        if part < 1 and self._before is not None:
-            self._update = seconds + (1 - part) * self._before
+        if part < 1 and self._usual is not None:
+            self._update = seconds + (1 - part) * self._usual
         else:
             self._update = seconds / part
         if part == 1:
-            self._before = self._update
+            self._usual = self._update
 
     def note_validation(self, seconds: float) -> None:
         """Take the time of a validation into account."""
-        self._validation = seconds
+        self._validation, self._longest = seconds, max(self._longest, seconds)
+        self._start = 0.0  # the first validation is before the first update
 
     def seconds(self, updates: float) -> float | None:
-        """Return the seconds that are left after this many updates; None if unknown."""
+        """Return the seconds that are left after this many updates; None if unknown.
+
+        Until the first validation, this includes the start of the run.
+        """
         if self._update is None:
             return None
-        validations = self._effort.validations - int(updates) // self._effort.validate_every
-        ahead = validations * (self._validation or 0.0)
-        return (self._effort.updates - updates) * self._update + ahead
+        left = math.ceil(self._updates / self._every) - int(updates) // self._every
+        ahead = left * self._validation + self._choice * self._longest
+        return self._start + (self._updates - updates) * self._update + ahead
 
     def until_stopped(self) -> float:
         """Return the seconds of one more update and a validation, and of what follows them."""
-        return STOP_PART * ((self._update or 0.0) + (self._validation or 0.0)) + START_SECONDS
+        last = (self._update or 0.0) + self._validation
+        return STOP_PART * last + self.of_size(self._choice) + START_SECONDS
+
+    def of_size(self, pixels: float) -> float:
+        """Return the seconds of a validation with this many times the pixels, at most."""
+        return STOP_PART * pixels * self._longest
 
 
-def reductions(default: Effort, chosen: Effort) -> list[str]:
-    """Return a phrase for each part of the default that was reduced."""
-    wording = {
-        "updates": "{1} updates instead of {0}",
-        "crop": "crops of {1} pixels instead of {0}",
-        "batch": "batches of {1} images instead of {0}",
-    }
-    found = [
-        text.format(getattr(default, name), getattr(chosen, name))
-        for name, text in wording.items()
-        if getattr(default, name) != getattr(chosen, name)
-    ]
-    if chosen.validations != default.validations:
-        found.append(f"{chosen.validations} validations instead of {default.validations}")
-    return found
+def plan_within_minutes(
+    given: TrainConfig, choose: Callable[[TrainConfig], TrainPlan], spent: float
+) -> TrainPlan:
+    """Plan a run that ends within the minutes that the user gave.
+
+    Args:
+        given: the settings that the user gave; they are never changed.
+        choose: chooses all other settings.
+        spent: the seconds that have passed already.
+
+    Raises:
+        InputError: the shortest run takes longer, or there are several processes.
+    """
+    if world()[1] > 1:
+        raise InputError("`minutes` works in a single process: give `updates` instead")
+    fixed, minutes = given.model_fields_set, given.minutes
+    assert minutes is not None
+    if {"updates", "batch_size"} <= fixed and "size" in given.crops.model_fields_set:
+        return choose(given)  # also in a resumed run
+    if given.compile == "auto":  # it takes a minute or two, which no trial measures
+        given = given.model_copy(update={"compile": "no"})
+    default, seconds = choose(given), 0.0
+    speed = _measure(default)
+    spent += _teacher_seconds(default, speed)
+    for config in reductions(given, default.config):
+        plan = choose(config)
+        scaled = speed.scaled((plan.config.crops.size / default.config.crops.size) ** 2)
+        plan = replace(plan, speed=scaled)
+        seconds = TimeLeft(plan, plan.sizes.cost()).seconds(0) or 0.0
+        if seconds <= PLANNED_PART * (60 * minutes - spent):
+            return _explained(plan, default.config, seconds)
+    needed = math.ceil((seconds / PLANNED_PART + spent) / 60)
+    raise InputError(
+        f"the shortest training of these photos on this machine takes about {needed} min: "
+        f"give `minutes` {needed} or more"
+        + ("" if "backbone" in default.parts.modules else ", or a smaller `backbone`")
+    )
+
+
+def _measure(plan: TrainPlan) -> Speed:
+    config, modules = plan.config, plan.parts.modules
+    weights = {} if "backbone" in modules else {"weights": "random"}
+    with torch.random.fork_rng([]):
+        net = make_net(config.model_copy(update=weights), copy.deepcopy(modules))
+    return measure_speed(Forward(net.to(config.device), half_precision(config)), plan)
+
+
+def _teacher_seconds(plan: TrainPlan, speed: Speed) -> float:
+    """Return the seconds in which a teacher describes all photos, and the network its own."""
+    teacher, train = plan.parts.teacher, plan.train
+    if teacher is None:
+        return 0.0
+    some = train.subset(range(min(TRIAL_CROPS, len(train))))
+    photo = _shortest(lambda: teacher.describe(some, on_progress=lambda done: None)) / len(some)
+    return photo * (len(train) + len(plan.validation)) + speed.photo * len(train)
+
+
+def _explained(plan: TrainPlan, default: TrainConfig, seconds: float) -> TrainPlan:
+    """Explain what is reduced, compared with the default settings."""
+    within, less = f"{default.minutes:g} min", dict[str, str]()
+    for name, (phrase, value) in REDUCED.items():
+        before, now = value(default), value(plan.config)
+        if before != now:
+            less[name] = phrase.format(now, before)
+    note = f"to end within {within}: {', '.join(less.values())}"
+    if not less:
+        part = f"{readable_time(seconds)} of the {within}"
+        note = f"the run takes about {part}: nothing is reduced"
+    reasons = {name: f"to end within {within}: {what}" for name, what in less.items()}
+    return replace(plan, reasons=plan.reasons | reasons, notes=[*plan.notes, note])
+
+
+def reductions(given: TrainConfig, default: TrainConfig) -> Iterator[TrainConfig]:
+    """Yield settings of ever shorter runs, in the order of what is reduced first.
+
+    First there are fewer validations, then fewer updates, then smaller crops, then smaller batches.
+
+    Args:
+        given: the settings that the user gave; they keep their values.
+        default: all settings of the run if nothing is reduced.
+    """
+    fixed, every = given.model_fields_set, default.validate_every
+    updates, size, batch = default.updates, default.crops.size, default.batch_size
+
+    def shorter() -> TrainConfig:
+        fewer = max(every, math.ceil(updates / FEW_VALIDATIONS))
+        changed = {
+            "updates": updates,
+            "validate_every": every if "validate_every" in fixed else fewer,
+            "batch_size": batch,
+            "crops": given.crops.model_copy(update={"size": size}),
+        }
+        return given.model_copy(update=changed)
+
+    yield given
+    yield shorter()
+    while "updates" not in fixed and updates > MIN_UPDATES:
+        updates -= 1
+        yield shorter()
+    while "size" not in given.crops.model_fields_set and size > MIN_CROP:
+        # About a fifth smaller; multiples of 32 suit networks.
+        size = max(MIN_CROP, min(size - 1, round(0.8 * size / 32) * 32))
+        yield shorter()
+    # The tuples of a mined loss determine its batches.
+    while "batch_size" not in fixed and not default.mined and batch > MIN_BATCH:
+        batch = max(MIN_BATCH, batch // 2)
+        yield shorter()

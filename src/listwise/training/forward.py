@@ -1,27 +1,42 @@
-"""A forward pass that can be repeated with the same result, and the upload of its images."""
+"""A forward pass that can be repeated with the same result, and how many images of it fit."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from rich.filesize import decimal
 from torch import Tensor, nn
 
 from listwise.errors import InputError
-from listwise.models.folding import FoldedCopy, make_folded_copy
-from listwise.models.max_pool import replace_max_pools
-from listwise.optional import runs_triton
+from listwise.models.folding import Folding
+from listwise.optional import fuses_convolutions, runs_triton
 
-# After so many copies in a row that were outdated by changes, the network itself is used.
-_OUTDATED_COPIES = 3
+# The part of the free memory that graphs may take. The backward pass needs more memory than the
+# graph (gradients of activations, workspaces). On CUDA a step that runs out of memory can be
+# repeated; on the CPU the system kills the process.
+SAFE_PART = {"cuda": 0.75, "cpu": 0.5}
+# The gradients, and the two moments that Adam keeps after the first step.
+COPIES_OF_PARAMETERS = 3
+# Larger graphs are slower on the CPU: their memory is returned to the system and cleared again in
+# every step, which takes longer than the forward pass that is saved.
+CPU_GRAPH_BYTES = 10**9
+CPU_MICRO_BATCH = 16
+# Enough images to keep a large GPU busy. Kernels for tensors with more elements than a 32-bit
+# number can count are slower, or do not exist.
+CUDA_MICRO_BATCH = 256
+CUDA_ELEMENTS = 2**31 - 1
+ASSUMED_FREE = 2 * 2**30
 
 
 class Forward:
     """Computes the descriptors of images, repeatably with the same random numbers.
 
-    In half precision and on the CPU a `FoldedCopy` of the network is used, and `add_gradients` adds
-    its gradients to those of the network. A network that cannot be copied is used itself, under
-    autocast.
+    In half precision and on the CPU, frozen batch norm is folded into the convolutions (see
+    `listwise.models.folding`).
 
     Args:
         net: the network.
@@ -30,38 +45,26 @@ class Forward:
             all have one size.
 
     Attributes:
-        fold: whether to use a folded copy of the network where it is faster.
-        fallback: why the network is not compiled, or batch norm not folded; empty otherwise.
+        fold: whether to fold batch norm where it is faster.
+        fallback: why the network is not compiled; empty otherwise.
     """
 
     def __init__(self, net: nn.Module, autocast: torch.dtype | None, compile: bool = False) -> None:
         self.net = net
-        self.device = next(net.parameters()).device
-        inherited = torch.is_autocast_enabled(self.device.type)
-        self.autocast = autocast or (
-            torch.get_autocast_dtype(self.device.type) if inherited else None
-        )
+        self.device = device_of(net)
+        self.autocast = chosen_autocast(self.device, autocast)
         if self.autocast == torch.float16:
             raise InputError(
                 "the step does not run in float16: small gradients would become zero; "
                 "use torch.bfloat16, as in torch.autocast(device, torch.bfloat16)"
             )
         self.compile = compile
-        self.fold = True
+        self.fold = self.autocast is not None or self.device.type == "cpu"
         self.fallback = ""
-        self._fast_pools = self.device.type == "cuda" and runs_triton(self.device)
-        self._copy: FoldedCopy | None = None
-        self._evaluation: Forward | None = None
-        self._can_be_copied = True
-        self._outdated_copies = 0
+        self._folding = Folding(net)
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._sizes: dict[torch.Size, int] = {}
         self._dtypes = _float_dtypes(net)
-
-    @property
-    def module(self) -> nn.Module:
-        """The network in use: the copy, or the network itself."""
-        return self.net if self._copy is None else self._copy.module
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute descriptors [b, C] of images [b, 3, H, W], which may be on another device."""
@@ -71,68 +74,26 @@ class Forward:
         size = self._sizes[images.shape[1:]] = max(count, self._sizes.get(images.shape[1:], 0))
         if size > count:
             images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
-        images = self.ready(images)
         if self._compiled is None:
             options = compiler_options(self.device)
-            self._compiled = torch.compile(self.module, dynamic=False, options=options)
+            self._compiled = torch.compile(self.net, dynamic=False, options=options)
         with self._best_kernels():
             return self._run(self._compiled, images)[:count]
 
     def uncompiled(self, images: Tensor) -> Tensor:
         """Compute descriptors without the compiler: [b, 3, H, W] -> [b, C]."""
-        images = self.ready(images)  # first, because it may create the copy
-        return self._run(self.module, images)
-
-    def ready(self, images: Tensor) -> Tensor:
-        """Prepare the network, and return the images on its device, in its memory order."""
-        images = images.to(self.device, non_blocking=True)
-        if not self.fold or (self.autocast is None and self.device.type != "cpu"):
-            return images
-        if self._copy is None and self._can_be_copied:
-            random_state = self.random_state()  # dropout may draw numbers in the trial
-            self._make_copy(images[:1])
-            self.set_random_state(random_state)
-        return images.contiguous(memory_format=torch.channels_last)
-
-    def _make_copy(self, image: Tensor) -> None:
-        """Create the folded copy, or note why it is not possible."""
-        self._copy = make_folded_copy(self.net, image, self.autocast)
-        if self._copy is not None and self._fast_pools:
-            replace_max_pools(self._copy.module)
-        if self._copy is None:
-            self._note("batch norm is not folded: the network cannot be copied")
-        elif self._copy.trial_failed:
-            self._note("batch norm is not folded: in a trial, folding changed the descriptors")
-        if self._copy is not None and self.autocast is None and not self._copy.folds:
-            self._copy = None  # it would compute exactly what the network computes
-        self._can_be_copied = self._copy is not None
-
-    def evaluation_module(self, image: Tensor) -> nn.Module:
-        """Return what computes descriptors in evaluation mode with the current weights.
-
-        Args:
-            image: [1, 3, H, W], for a trial if the network has not been copied yet.
-        """
-        training = self.net.training
-        self.net.eval()
-        try:
-            # A copy is made for one mode, so training keeps its own.
-            if self._evaluation is None:
-                self._evaluation = Forward(self.net, self.autocast)
-                self._evaluation.fold = self.fold
-                self._evaluation._fast_pools = False  # mixed batches need pools of PyTorch
-            self._evaluation.refresh()
-            self._evaluation.ready(image)
-            return self._evaluation.module
-        finally:
-            self.net.train(training)
+        return self._run(self.net, images)
 
     def _run(self, module: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
+        if self.fold:
+            images = images.contiguous(memory_format=torch.channels_last)
         # Autocast caches cast weights. Those cast without a graph would get no gradient, and those
         # cast before an update are outdated.
         torch.clear_autocast_cache()
-        with torch.autocast(
-            self.device.type, dtype=self.autocast, enabled=self.autocast is not None
+        with (
+            self._folding.folded() if self.fold else nullcontext(),
+            torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None),
         ):
             descriptors = module(images)
         if descriptors.ndim != 2 or len(descriptors) != len(images):
@@ -153,32 +114,14 @@ class Forward:
             torch.backends.cudnn.benchmark = before
 
     def refresh(self) -> None:
-        """Take the current weights of the network, and start with empty gradients."""
-        if self._copy is not None and not self._copy.fits():
-            self._copy = self._compiled = None
-            self._outdated_copies += 1
-            if self._outdated_copies == _OUTDATED_COPIES:
-                self._can_be_copied = False
-                self._note(
-                    "batch norm is not folded: settings or hooks of the network change before "
-                    "every update"
-                )
-        if self._copy is not None:
-            self._outdated_copies = 0
-            self._copy.refresh()
+        """Take changes of the network into account; call it before every update."""
+        self._folding.refresh()
         self._dtypes = _float_dtypes(self.net)
 
     def backward(self, descriptors: Tensor, gradient: Tensor) -> None:
         """Backpropagate a gradient [b, C] through the graph of descriptors [b, C]."""
         with self._best_kernels():
             torch.autograd.backward(descriptors, gradient)
-        if self._copy is not None:
-            self._copy.collect()
-
-    def add_gradients(self) -> None:
-        """Add the gradients since `refresh` to `.grad` of the network."""
-        if self._copy is not None:
-            self._copy.add_gradients()
 
     def forget_sizes(self) -> None:
         """Do not pad batches to earlier sizes any more, because they were too large."""
@@ -193,13 +136,9 @@ class Forward:
         if not isinstance(error, TorchDynamoException):
             return False
         reason = " ".join(str(error).strip().partition("\n\n")[0].split())
-        self._note(f"the network is not compiled, so it runs slower: {reason}")
+        self.fallback = f"the network is not compiled, so it runs slower: {reason}"
         self.compile, self._compiled = False, None
         return True
-
-    def _note(self, reason: str) -> None:
-        """Add a reason to `fallback`."""
-        self.fallback = "; ".join(filter(None, [self.fallback, reason]))
 
     def recompute(self, images: Tensor, random_state: list[Tensor]) -> Tensor:
         """Compute descriptors again, with the random state of the first time."""
@@ -231,6 +170,17 @@ class Forward:
         return [self.device] if self.device.type == "cuda" else []
 
 
+def device_of(net: nn.Module) -> torch.device:
+    """Return the device of a network."""
+    return next(net.parameters()).device
+
+
+def chosen_autocast(device: torch.device, given: torch.dtype | None) -> torch.dtype | None:
+    """Return the given dtype; by default that of the caller's autocast, if any."""
+    inherited = torch.is_autocast_enabled(device.type)
+    return given or (torch.get_autocast_dtype(device.type) if inherited else None)
+
+
 def _float_dtypes(net: nn.Module) -> set[torch.dtype]:
     return {p.dtype for p in net.parameters() if p.is_floating_point()}
 
@@ -243,6 +193,7 @@ def compiler_options(device: torch.device) -> dict[str, Any]:
         device.type == "cuda"
         and runs_triton(device)
         and torch.cuda.get_device_capability(device) >= (8, 0)
+        and fuses_convolutions()
     ):
         from listwise.models.fusion import ConvolutionFusion  # slow to import
 
@@ -271,3 +222,109 @@ def upload_ahead(crops: Sequence[Tensor], device: torch.device) -> Iterator[Tens
         if following is not None:
             coming = send(following)
         yield arrived
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many images fit into memory together with their graphs.
+
+    Attributes:
+        images: the number of images that fit.
+        useful: the largest micro-batch worth using if a whole batch does not fit.
+        reason: why, as a phrase.
+    """
+
+    images: int
+    useful: int
+    reason: str
+
+    def choose(self, batch: int) -> tuple[int, str]:
+        """Return the micro-batch for a batch of this size, and a sentence that explains it."""
+        if batch <= self.images:
+            return batch, f"all {batch} images in one pass: {self.reason}"
+        # As few parts as possible, of equal size: a compiled network pads the last one.
+        parts = math.ceil(batch / min(self.images, self.useful))
+        micro_batch = math.ceil(batch / parts)
+        return micro_batch, f"micro-batches of {micro_batch}: {self.reason}"
+
+
+def images_that_fit(forward: Forward, images: Tensor) -> Fit:
+    """Measure the memory of one image's graph, and divide the free memory by it.
+
+    Shapes: images [B, 3, H, W]; the first two are used.
+    """
+    pair = images[:2] if len(images) > 1 else images.repeat(2, 1, 1, 1)
+    free = free_bytes(forward.device)
+    random_state = forward.random_state()
+    one, two = graph_memory(forward, pair[:1]), graph_memory(forward, pair)
+    forward.set_random_state(random_state)
+    # The rest does not depend on the number of images: folded and cast weights.
+    image_bytes = max(two.bytes - one.bytes, 1)
+    fixed = max(one.bytes - image_bytes, 0) + COPIES_OF_PARAMETERS * sum(
+        p.nbytes for p in forward.net.parameters() if p.requires_grad
+    )
+    reason = f"one image needs {decimal(image_bytes)} of activations, {decimal(free)} are free"
+    if forward.device.type == "cuda":
+        count = max(1, int((SAFE_PART["cuda"] * free - fixed) // image_bytes))
+        useful = max(1, min(CUDA_MICRO_BATCH, 2 * CUDA_ELEMENTS // max(two.largest, 1)))
+        return Fit(count, useful, reason)
+    available = min(SAFE_PART["cpu"] * free - fixed, CPU_GRAPH_BYTES)
+    return Fit(max(1, int(available // image_bytes)), CPU_MICRO_BATCH, reason)
+
+
+class GraphMemory(NamedTuple):
+    """The memory of a graph in bytes, and the number of elements of its largest tensor."""
+
+    bytes: int
+    largest: int
+
+
+def graph_memory(forward: Forward, images: Tensor) -> GraphMemory:
+    """Measure the memory of the graph of images [b, 3, H, W], without parameters and buffers."""
+    kept: dict[int, tuple[int, int]] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes(), tensor.numel()
+        return tensor
+
+    images = images.clone()  # a view would count the storage of the whole batch
+    # The descriptors keep the graph alive until the count is done; else addresses could be reused.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        descriptors = forward.uncompiled(images)
+    for lasting in (*forward.net.parameters(), *forward.net.buffers()):
+        kept.pop(lasting.untyped_storage().data_ptr(), None)
+    found = GraphMemory(
+        sum(size for size, _ in kept.values()), max((n for _, n in kept.values()), default=0)
+    )
+    del descriptors
+    return found
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the number of bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        # Memory that PyTorch has reserved but not used is free for PyTorch.
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserve
+    return min(_available_to_system(), _available_to_container())
+
+
+def _available_to_system() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # another system than Linux
+        return ASSUMED_FREE
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _available_to_container(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes left under a container's memory limit, which /proc/meminfo does not show."""
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 2**63
+    # Cached files count as used, but the system drops them when memory is needed.
+    return max(0, limit - used + int(counts.get("inactive_file", 0)))

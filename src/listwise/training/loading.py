@@ -1,33 +1,67 @@
 """Load batches of crops ahead of the network, with worker processes or on its GPU."""
 
 import math
+import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.filesize import decimal
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from listwise.data import CropBatch, CropDataset, DecodedPhoto, Decoding, ImageError, collate
+from listwise.data import CropBatch, CropDataset, DecodedPhoto, Decoding, ImageError
 from listwise.data.crops import plan_crops
 from listwise.data.gpu_photos import CHUNK_PIXELS, decode_on_gpu, gpu_decodes
-from listwise.data.kept_photos import KeptPhotos
-from listwise.data.pipeline import stop_workers
-from listwise.data.workers import start_worker
-from listwise.training.memory import free_bytes
+from listwise.data.kept_photos import KeptPhotos, PhotoBlock, as_block
+from listwise.data.workers import map_in_processes
+from listwise.training.forward import free_bytes
 from listwise.training.sampling import Indices
 
 # Images that a worker decodes at a time: few, so all workers share the end of a batch.
 CHUNK = 16
-# Crops that a GPU computes at a time, of photos that were just decoded and of kept photos.
-GPU_CHUNK = 64
+# Crops of kept photos that a GPU computes at a time.
 KEPT_CHUNK = 1024
 CPU = torch.device("cpu")
+# Parts of the free memory that photos may take. The step needs most of a GPU's memory, and pinned
+# host memory cannot be moved to disk.
+GPU_PART, HOST_PART = 1 / 4, 1 / 2
+
+
+def keep_photos(
+    count: int, decoded_bytes: int, device: torch.device
+) -> tuple[KeptPhotos | None, str]:
+    """Choose the memory in which decoded photos are kept: of the GPU, of the host, or none.
+
+    Args:
+        count: number of photos.
+        decoded_bytes: memory that they take.
+        device: the device of the training.
+
+    Returns:
+        The place for the photos, None if they are not kept; and a sentence about it, which is empty
+        if the device does not decode photos itself.
+    """
+    if not gpu_decodes(device):
+        return None, ""
+    needed = decimal(decoded_bytes)
+    on_gpu = int(GPU_PART * free_bytes(device))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_host = int(HOST_PART * free_bytes(torch.device("cpu"))) // processes
+    for place, allowed in (("GPU", on_gpu), ("host", on_host)):
+        if decoded_bytes <= allowed:
+            kept = KeptPhotos(count, device, decoded_bytes, on_device=place == "GPU")
+            share = f"{needed} of {decimal(allowed)} allowed"
+            return kept, f"decoded photos are kept in {place} memory: {share}"
+    return None, (
+        f"photos are decoded again in every update: they would take {needed} of memory, more than "
+        f"allowed on the GPU ({decimal(on_gpu)}) and on the host ({decimal(on_host)})"
+    )
 
 
 def _chunks(draw: Callable[[int], Indices], updates: range) -> Iterator[list[tuple[int, int]]]:
@@ -46,14 +80,14 @@ def load_batches(
     pin_memory: bool = False,
     device: torch.device = CPU,
     kept: KeptPhotos | None = None,
-) -> "Batches":
+) -> "Prefetch":
     """Load the batches of some updates in order; the next one is loaded while one is in use.
 
     Args:
         dataset: the crops.
         draw: returns the indices of the images of an update's batch, or of this process's part.
         updates: the numbers of the updates.
-        workers: processes that decode and crop photos; 0 decodes in this process on demand. If
+        workers: processes that decode and crop photos; 0 decodes in a thread of this process. If
             `device` decodes the photos itself, these are threads that read files.
         pin_memory: put batches into pinned memory.
         device: a GPU that decodes and crops the photos if it can, and keeps the batches if it has
@@ -66,111 +100,60 @@ def load_batches(
     """
     stopped = threading.Event()
     if gpu_decodes(device):
-        threads = max(1, workers)
         if kept is None:
-            made = _crop_decoded(dataset, draw, updates, threads, device, stopped)
-        else:
-            cropper = _KeptCropper(dataset, kept, threads, device, stopped)
-            made = (cropper.batch(update, draw(update)) for update in updates)
+            kept = KeptPhotos(len(dataset.images), device, 0, on_device=False)
+        cropper = _GPUBatches(dataset, kept, max(1, workers), device, stopped)
+        made = (cropper.batch(update, draw(update)) for update in updates)
         batches = _on_own_stream(made, device)
-        return _Prefetch(batches, stopped, device) if workers else _OnDemand(batches, device)
-    loader = DataLoader(
-        dataset,
-        batch_sampler=_chunks(draw, updates),
-        num_workers=workers,
-        collate_fn=collate,
-        worker_init_fn=start_worker,
-        prefetch_factor=4 if workers else None,
-        # The default would draw the seeds of the workers from the generator that dropout uses.
-        generator=torch.Generator(),
-    )
-    batches = _assemble(iter(loader), draw, updates, pin_memory, stopped)
-    return _Prefetch(batches, stopped, device) if workers else _OnDemand(batches, device)
+    else:
+        crop, keys = partial(_crop_chunk, dataset), _chunks(draw, updates)
+        chunks = map_in_processes(crop, keys, workers) if workers else (crop(some) for some in keys)
+        side = dataset.settings.size
+        batches = _assemble(chunks, side, draw, updates, pin_memory, stopped)
+    return Prefetch(batches, stopped, device)
+
+
+_Chunk = tuple[npt.NDArray[np.uint8], list[int], list[str]]
+"""Crops [n, 3, S, S], their labels and errors, as a worker sends them: without shared memory."""
+
+
+def _crop_chunk(dataset: CropDataset, keys: Sequence[tuple[int, int]]) -> _Chunk:
+    crops = [dataset[key] for key in keys]
+    images = np.stack([crop.image.numpy() for crop in crops])
+    errors = [error for crop in crops for error in crop.errors]
+    return images, [crop.label for crop in crops], errors
 
 
 def _assemble(
-    chunks: Iterator[CropBatch],
+    chunks: Generator[_Chunk, None, None],
+    side: int,
     draw: Callable[[int], Indices],
     updates: range,
     pin_memory: bool,
     stopped: threading.Event,
 ) -> Generator[CropBatch, None, None]:
-    """Assemble each batch from its chunks."""
-    try:
+    """Assemble each batch of crops with this side from its chunks."""
+    with closing(chunks):
         for update in updates:
-            size = len(draw(update))
-            images: Tensor | None = None
-            labels = torch.empty(size, dtype=torch.int64)
-            errors: tuple[str, ...] = ()
-            done = 0
-            while done < size:
+            shape = (len(draw(update)), 3, side, side)
+            images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
+            labels, errors = list[int](), list[str]()
+            while len(labels) < len(images):
                 if stopped.is_set():
                     return
-                chunk = next(chunks)
-                if images is None:
-                    shape = (size, *chunk.images.shape[1:])
-                    images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
-                stop = done + len(chunk.images)
+                crops, found, failed = next(chunks)
                 # NumPy copies in one thread; PyTorch's threads would compete with the workers.
-                np.copyto(images[done:stop].numpy(), chunk.images.numpy())
-                labels[done:stop] = chunk.labels
-                errors += chunk.errors
-                done = stop
-            if images is not None:
-                yield CropBatch(images, labels, errors)
-    finally:
-        stop_workers(chunks)
+                np.copyto(images[len(labels) :][: len(crops)].numpy(), crops)
+                labels += found
+                errors += failed
+            yield CropBatch(images, torch.tensor(labels), tuple(errors))
 
 
-def _crop_decoded(
-    dataset: CropDataset,
-    draw: Callable[[int], Indices],
-    updates: range,
-    threads: int,
-    device: torch.device,
-    stopped: threading.Event,
-) -> Generator[CropBatch | None, None, None]:
-    """Decode the photos of each batch on a GPU, and crop them; files are read ahead."""
-    files = (dataset.images.file(i) for update in updates for i in draw(update).tolist())
-    how = Decoding(min_side=dataset.settings.min_side)
-    with closing(decode_on_gpu(files, how, device, threads)) as chunks:
-        photos = chain.from_iterable(chunks)
-        for update in updates:
-            yield _make_batch(dataset, update, draw(update), photos, device, stopped)
+class _GPUBatches:
+    """Crops batches on a GPU from kept photos; decodes and keeps photos when they are first needed.
 
-
-def _make_batch(
-    dataset: CropDataset,
-    update: int,
-    indices: Indices,
-    photos: Iterator[DecodedPhoto | ImageError],
-    device: torch.device,
-    stopped: threading.Event,
-) -> CropBatch | None:
-    """Crop the next photos; return None if loading was stopped."""
-    from listwise.data.gpu_resample import photo_table  # needs Triton
-
-    batch = _GPUBatch(dataset, update, indices, device)
-    group: list[tuple[int, Tensor]] = []
-    pixels = 0
-    for position, photo in enumerate(islice(photos, len(indices))):
-        if stopped.is_set():
-            return None
-        if isinstance(photo, ImageError):
-            batch.replace(position)
-        else:
-            group.append((position, photo.pixels))
-            pixels += photo.pixels[0].numel()
-        last = position == len(indices) - 1
-        if group and (last or len(group) == GPU_CHUNK or pixels >= CHUNK_PIXELS):
-            positions, sources = zip(*group, strict=True)
-            batch.crop(np.array(positions), photo_table(sources))
-            group, pixels = [], 0
-    return batch.finished()
-
-
-class _KeptCropper:
-    """Crops batches from kept photos; decodes and keeps photos when they are first needed."""
+    A batch is in the memory of the GPU if that suffices, else in pinned memory.
+    """
 
     def __init__(
         self,
@@ -185,7 +168,8 @@ class _KeptCropper:
 
     def batch(self, update: int, indices: Indices) -> CropBatch | None:
         """Crop the photos of a batch; return None if loading was stopped."""
-        batch = _GPUBatch(self.dataset, update, indices, self.device)
+        crop = partial(self._crop, self._allocate(len(indices)), update, indices)
+        images: Tensor = crop.args[0]
         missing = np.unique(indices[~self.kept.has(indices)]).tolist()
         missing = [index for index in missing if index not in self.kept.unreadable]
         how = Decoding(min_side=self.dataset.settings.min_side)
@@ -195,34 +179,63 @@ class _KeptCropper:
             for chunk in chunks:
                 if self.stopped.is_set():
                     return None
-                self._keep(batch, list(islice(upcoming, len(chunk))), chunk)
-        positions = np.flatnonzero(self.kept.has(indices))
-        for group in self._groups(positions, indices):
+                loose = self._keep(list(islice(upcoming, len(chunk))), chunk)
+                if loose:
+                    positions = np.flatnonzero(np.isin(indices, list(loose)))
+                    crop(positions, as_block([loose[i] for i in indices[positions].tolist()]))
+        for group in self._groups(np.flatnonzero(self.kept.has(indices)), indices):
             if self.stopped.is_set():
                 return None
-            table, copies = self.kept.on_gpu(indices[group])
-            batch.crop(group, table)
-            del copies
+            crop(group, self.kept.on_gpu(indices[group]))
+        errors: list[str] = []
         for position in np.flatnonzero(np.isin(indices, list(self.kept.unreadable))).tolist():
-            batch.replace(position)
-        return batch.finished()
+            other = self.dataset[update, int(indices[position])]  # another photo of its class
+            images[position] = other.image
+            errors += other.errors
+        labels = self.dataset.images.labels[indices]
+        return CropBatch(images, torch.from_numpy(labels), tuple(errors))
+
+    def _allocate(self, count: int) -> Tensor:
+        side = self.dataset.settings.size
+        shape, uint8 = (count, 3, side, side), torch.uint8
+        if math.prod(shape) < free_bytes(self.device) // 4:
+            return torch.empty(shape, dtype=uint8, device=self.device)
+        return torch.empty(shape, dtype=uint8, pin_memory=True)
+
+    def _crop(
+        self,
+        images: Tensor,
+        update: int,
+        indices: Indices,
+        positions: Indices,
+        photos: PhotoBlock,
+    ) -> None:
+        """Crop the photos for some positions of the images of a batch."""
+        from listwise.data.gpu_resample import crop_into  # needs Triton
+
+        draws = self.dataset.draws(update, indices[positions])
+        sizes = photos.table[:, 1], photos.table[:, 2]
+        plans = plan_crops(*sizes, self.dataset.settings, draws)
+        first, stop = int(positions[0]), int(positions[-1]) + 1
+        if images.device.type == self.device.type and stop - first == len(positions):
+            crop_into(images[first:stop], photos, plans)
+            return
+        shape = (len(positions), *images.shape[1:])
+        crops = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        crop_into(crops, photos, plans)
+        images[torch.from_numpy(positions)] = crops.to(images.device)
 
     def _keep(
-        self, batch: "_GPUBatch", indices: list[int], photos: list[DecodedPhoto | ImageError]
-    ) -> None:
-        """Keep decoded photos; crop those that do not fit immediately."""
-        from listwise.data.gpu_resample import photo_table  # needs Triton
-
+        self, indices: list[int], photos: list[DecodedPhoto | ImageError]
+    ) -> dict[int, Tensor]:
+        """Keep decoded photos; return the pixels of those that do not fit."""
         loose = {}
         for index, photo in zip(indices, photos, strict=True):
             if isinstance(photo, ImageError):
                 self.kept.unreadable.add(index)
             elif not self.kept.add(index, photo.pixels):
                 loose[index] = photo.pixels
-        if loose:
-            positions = np.flatnonzero(np.isin(batch.indices, list(loose)))
-            sources = [loose[index] for index in batch.indices[positions].tolist()]
-            batch.crop(positions, photo_table(sources))
+        return loose
 
     def _groups(self, positions: Indices, indices: Indices) -> list[Indices]:
         """Divide positions into groups that are cropped together."""
@@ -233,53 +246,6 @@ class _KeptCropper:
         return [
             each for each in np.split(positions, np.flatnonzero(np.diff(group)) + 1) if len(each)
         ]
-
-
-class _GPUBatch:
-    """A batch that a GPU fills, in its own memory if that suffices, else in pinned memory."""
-
-    def __init__(
-        self, dataset: CropDataset, update: int, indices: Indices, device: torch.device
-    ) -> None:
-        self.dataset, self.update, self.indices, self.device = dataset, update, indices, device
-        size = dataset.settings.size
-        shape = (len(indices), 3, size, size)
-        on_device = math.prod(shape) < free_bytes(device) // 4
-        self.images = torch.empty(
-            shape,
-            dtype=torch.uint8,
-            device=device if on_device else "cpu",
-            pin_memory=not on_device,
-        )
-        self.errors: dict[int, tuple[str, ...]] = {}
-
-    def crop(self, positions: Indices, table: npt.NDArray[np.int64]) -> None:
-        """Crop the photos for some positions of the batch, see `gpu_resample.Table`."""
-        from listwise.data.gpu_resample import crop_into  # needs Triton
-
-        settings = self.dataset.settings
-        draws = self.dataset.draws(self.update, self.indices[positions])
-        plans = plan_crops(table[:, 3], table[:, 4], settings, draws)
-        first, stop = int(positions[0]), int(positions[-1]) + 1
-        if self.images.device.type == self.device.type and stop - first == len(positions):
-            crop_into(self.images[first:stop], table, plans)
-            return
-        shape = (len(positions), *self.images.shape[1:])
-        crops = torch.empty(shape, dtype=torch.uint8, device=self.device)
-        crop_into(crops, table, plans)
-        self.images[torch.from_numpy(positions)] = crops.to(self.images.device)
-
-    def replace(self, position: int) -> None:
-        """Use another photo of the same class for a photo that cannot be decoded."""
-        crop = self.dataset[self.update, int(self.indices[position])]
-        self.images[position] = crop.image
-        self.errors[position] = crop.errors
-
-    def finished(self) -> CropBatch:
-        """Return the batch."""
-        errors = [error for _, each in sorted(self.errors.items()) for error in each]
-        labels = self.dataset.images.labels[self.indices]
-        return CropBatch(self.images, torch.from_numpy(labels), tuple(errors))
 
 
 def _on_own_stream(
@@ -300,14 +266,7 @@ def _on_own_stream(
             yield batch
 
 
-class Batches(Iterator[CropBatch]):
-    """Batches that are being loaded."""
-
-    def close(self) -> None:
-        """Stop loading."""
-
-
-class _Prefetch(Batches):
+class Prefetch(Iterator[CropBatch]):
     """Loads the next batch in a thread while one is in use; only one, because batches are large.
 
     The first batch is loaded immediately.
@@ -334,7 +293,9 @@ class _Prefetch(Batches):
         if batch is None:
             raise StopIteration
         self._upcoming = self._thread.submit(next, self._batches, None)
-        return _kept_until_used(batch, self._device)
+        if batch.images.is_cuda:  # keep its memory until the stream that uses it is done with it
+            batch.images.record_stream(torch.cuda.current_stream(self._device))
+        return batch
 
     def close(self) -> None:
         """Stop loading."""
@@ -343,22 +304,5 @@ class _Prefetch(Batches):
         self._batches.close()
 
 
-class _OnDemand(Batches):
-    """Loads a batch when it is needed."""
-
-    def __init__(self, batches: Generator[CropBatch, None, None], device: torch.device) -> None:
-        self._batches, self._device = batches, device
-
-    def __next__(self) -> CropBatch:
-        return _kept_until_used(next(self._batches), self._device)
-
-    def close(self) -> None:
-        """Stop loading."""
-        self._batches.close()
-
-
-def _kept_until_used(batch: CropBatch, device: torch.device) -> CropBatch:
-    """Keep the memory of a batch until the stream that uses it is done with it."""
-    if batch.images.is_cuda:
-        batch.images.record_stream(torch.cuda.current_stream(device))
-    return batch
+Batches = Prefetch | Generator[CropBatch, None, None]
+"""Batches that are being loaded; the method `close` stops it."""

@@ -1,7 +1,10 @@
-"""The training loss: one named in the settings, or any callable of descriptors and labels."""
+"""The training loss: one named in the settings, or any callable of descriptors and labels.
+
+A cross-batch memory (Wang et al., CVPR 2020) gives it descriptors of earlier batches as references.
+"""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -23,6 +26,7 @@ from listwise.losses import (
     TieAwareAPLoss,
     TripletLoss,
 )
+from listwise.losses.checks import check_count
 from listwise.losses.tuples import TupleLoss
 from listwise.plugins import load_installed
 from listwise.settings import TrainConfig
@@ -147,3 +151,92 @@ def bind_tuples(loss: TupleLoss, count: int) -> Loss:
     """Return a loss for batches that consist of `count` tuples, one after the other."""
     width = 2 + loss.negatives
     return partial(loss, tuples=torch.arange(count * width).view(count, width))
+
+
+class CrossBatchMemory:
+    """Descriptors of the photos of earlier batches, which the queries of a batch rank too.
+
+    The descriptors are those that the network computed in the update in which a photo was last
+    seen, so they are slightly out of date. They get no gradient. Every photo is at most once in a
+    ranked list: a photo that is in the batch has no copy from the memory in any list.
+
+    Args:
+        size: maximum number of photos; the photos seen longest ago are removed.
+        warmup: number of updates at the start that add nothing, because the descriptors of a
+            network that changes fast are out of date soon.
+
+    Attributes:
+        descriptors: [n, C] descriptors, the oldest first.
+        labels: [n] their labels.
+        photos: [n] the numbers of their photos.
+        updates: the number of updates so far.
+
+    Examples:
+        >>> memory = CrossBatchMemory(size=3)
+        >>> memory.add(torch.eye(2), torch.tensor([4, 5]), torch.tensor([0, 1]))
+        >>> memory.references(torch.tensor([1]))[1]
+        tensor([4])
+    """
+
+    def __init__(self, size: int, warmup: int = 0) -> None:
+        self.size = check_count("size", size, 1)
+        self.warmup = check_count("warmup", warmup, 0)
+        self.updates = 0
+        self.descriptors: Tensor | None = None
+        self.labels = torch.empty(0, dtype=torch.int64)
+        self.photos = torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def references(self, photos: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return descriptors and labels of all photos in memory that are not in a batch.
+
+        Args:
+            photos: [B] the numbers of the photos of the batch.
+
+        Returns:
+            Descriptors [n, C], None if there are none, and labels [n].
+        """
+        if self.descriptors is None:
+            return None, self.labels
+        kept = ~torch.isin(self.photos, photos.to(self.photos.device))
+        return self.descriptors[kept], self.labels[kept]
+
+    def add(self, descriptors: Tensor, labels: Tensor, photos: Tensor) -> None:
+        """Add the descriptors [B, C], labels [B] and photos [B] of an update."""
+        self.updates += 1
+        if self.updates <= self.warmup:
+            return
+        new, labels = descriptors.detach(), labels.to(descriptors.device)
+        photos = photos.to(descriptors.device)
+        # If a photo is in the batch twice, the last crop is kept.
+        later = (photos[:, None] == photos).triu(1).any(1)
+        new, labels, photos = new[~later], labels[~later], photos[~later]
+        if self.descriptors is not None:  # on the CPU in a resumed run
+            known = self.photos.to(photos.device)
+            kept = ~torch.isin(known, photos)
+            new = torch.cat([self.descriptors.to(new)[kept], new])
+            labels = torch.cat([self.labels.to(labels)[kept], labels])
+            photos = torch.cat([known[kept], photos])
+        last = slice(max(0, len(photos) - self.size), None)
+        self.descriptors, self.labels, self.photos = (
+            new[last].clone(),
+            labels[last].clone(),
+            photos[last].clone(),
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors to save in a checkpoint."""
+        tensors = {"updates": torch.tensor(self.updates)}
+        if self.descriptors is not None:
+            tensors["descriptors"] = self.descriptors
+            tensors |= {"labels": self.labels, "photos": self.photos}
+        return tensors
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the tensors of `state_dict`."""
+        self.updates = int(tensors["updates"])
+        if "descriptors" in tensors:
+            self.descriptors = tensors["descriptors"]
+            self.labels, self.photos = tensors["labels"], tensors["photos"]

@@ -1,8 +1,7 @@
 """Prepare a training run: read the photos, hold out validation classes, choose the settings."""
 
-import hashlib
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,57 +11,17 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
-from listwise.data.gpu_photos import prepare_gpu
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.optional import requires
 from listwise.plugins import CUSTOM, custom_name
 from listwise.settings import TrainConfig, make_config
-from listwise.training.choices import choose_settings
-from listwise.training.duration import Speed
+from listwise.training.choices import TrainPlan, choose_settings
+from listwise.training.duration import plan_within_minutes
 from listwise.training.objective import accepted_arguments, make_loss
-from listwise.training.time_limit import Choice, within_minutes
+from listwise.training.weights import OwnParts
 
 TRAIN_SPLIT, VAL_SPLIT = "train", "val"
-PARTS = ("loss", "backbone", "pooling")
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """The photos and settings of a training run, as `prepare` returns them.
-
-    Attributes:
-        data: the path or name that the photos were read from.
-        train: the training photos.
-        validation: the validation photos, of other classes.
-        config: all settings.
-        reasons: for each setting that was chosen automatically, the reason.
-        notes: sentences to show to the user, for example about photos that cannot be read.
-        parts: the objects given as `loss`, `backbone` or `pooling`; `config` has their names.
-        decoded_bytes: the memory that all photos would take if they were decoded.
-        speed: the speed of this machine, if it was measured for the setting `minutes`.
-        spent: the seconds that the preparation took.
-    """
-
-    data: Path
-    train: LabelledImages
-    validation: LabelledImages
-    config: TrainConfig
-    reasons: dict[str, str]
-    notes: list[str]
-    parts: dict[str, Any] = field(default_factory=dict)
-    decoded_bytes: int = 0
-    speed: Speed | None = None
-    spent: float = 0.0
-
-    def fingerprint(self) -> str:
-        """Return a digest of the names, labels, boxes and validation split of the photos."""
-        digest = hashlib.sha256()
-        for part in (self.train, self.validation):
-            for i, (name, label) in enumerate(zip(part.ids, part.labels, strict=True)):
-                digest.update(f"{name}\t{part.class_names[label]}\t{part.box(i)}\n".encode())
-            digest.update(b"\n")
-        return digest.hexdigest()
 
 
 def prepare(
@@ -94,9 +53,7 @@ def prepare(
 
     if preset not in ("auto", "paper"):
         raise InputError(f"`preset` must be auto or paper, not {preset!r}")
-    given, teacher = _take_teacher(given)
     parts, named = _take_parts(given)
-    parts |= teacher
     config = make_config(named)
     _check_combination(config)
     machine = Machine.detect(config.device)
@@ -105,10 +62,8 @@ def prepare(
             data, split_column=config.split_column, levels=config.loss == "hierarchical-ap"
         )
     images = _training_part(images)
-    prepare_gpu(machine.device)
     images, report = check_images(images, config.strict)
     train, validation = _divide(images, config)
-    notes = report.lines()
     if (train.class_sizes() > 1).sum() < 2:
         raise InputError(
             f"{data}: training needs at least two classes with two or more photos, found "
@@ -116,22 +71,25 @@ def prepare(
         )
     if not (validation.class_sizes() > 1).any():
         raise InputError(f"{data}: validation needs at least one class with two or more photos")
-    # The checked settings: the user may have written a number as text.
-    checked = config.model_dump(exclude_unset=True)
-    choose = partial(_choose_all, parts, preset, train, report.sizes, machine)
-    config, reasons, changed = choose(checked)
-    speed = None
-    if config.minutes is not None and not config.adapter:  # an adapter takes seconds
-        spent = time.perf_counter() - started
-        shorter = within_minutes(config, checked, choose, parts, train, validation, spent)
-        if shorter is not None:
-            config, reasons, changed, speed = shorter
-    notes += changed
-    decoded = 3 * int(report.sizes.prod(axis=1).sum())
-    spent = time.perf_counter() - started
-    return TrainPlan(
-        Path(data), train, validation, config, reasons, notes, parts, decoded, speed, spent
+    longer = dict(zip(images.files(), report.sizes.max(axis=1), strict=True))
+    sides = np.array([longer[file] for file in validation.files()])
+    plan = TrainPlan(
+        Path(data),
+        train,
+        validation,
+        config,
+        {},
+        report.lines(),
+        parts,
+        decoded_bytes=3 * int(report.sizes.prod(axis=1).sum()),
+        val_sides=(int(np.percentile(sides, 90, method="higher")), int(sides.max())),
     )
+    choose = partial(_choose_all, plan, preset, report.sizes, machine)
+    if config.minutes is None or config.adapter:  # an adapter takes seconds
+        plan = choose(config)
+    else:
+        plan = plan_within_minutes(config, choose, time.perf_counter() - started)
+    return replace(plan, spent=time.perf_counter() - started)
 
 
 def _check_combination(config: TrainConfig) -> None:
@@ -153,33 +111,46 @@ def _check_combination(config: TrainConfig) -> None:
 
 
 def _choose_all(
-    parts: dict[str, Any],
+    plan: TrainPlan,
     preset: str,
-    train: LabelledImages,
     sizes: npt.NDArray[np.int64],
     machine: Machine,
-    given: dict[str, Any],
-) -> Choice:
-    """Choose every setting that was not given."""
-    config, reasons = make_config(given), dict[str, str]()
+    given: TrainConfig,
+) -> TrainPlan:
+    """Add every setting that was not given to the photos and notes of a plan."""
+    config, reasons = given, dict[str, str]()
     if preset == "auto":
-        config, reasons = choose_settings(given, train, sizes, machine)
-    config, notes = limit_to_data(config, train)
+        config, reasons = choose_settings(given, plan.train, sizes, machine)
+    config, notes = limit_to_data(config, plan.train)
+    changed: dict[str, Any] = {"device": machine.device}
     if config.class_weights and "weights" not in accepted_arguments(
-        parts.get("loss") or make_loss(config)
+        plan.parts.loss or make_loss(config)
     ):
-        config = config.model_copy(update={"class_weights": False})
+        changed["class_weights"] = False
         notes.append("this loss does not take weights: `class_weights` is off")
-    workers = machine.workers() if config.workers is None else config.workers
-    config = config.model_copy(update={"device": machine.device, "workers": workers})
-    return Choice(config, reasons, notes)
+    if config.workers is None:
+        changed["workers"] = machine.workers()
+    config = config.model_copy(update=changed)
+    return replace(plan, config=config, reasons=reasons, notes=[*plan.notes, *notes])
 
 
-def _take_teacher(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings with the name of the teacher, and the teacher if it is an object."""
-    teacher = given.get("teacher")
+def _take_parts(given: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:
+    """Return the objects among the settings, and the settings with the names of these objects."""
+    modules, named = dict[str, Any](), dict(given)
+    for kind in ("loss", "backbone", "pooling"):
+        part = given.get(kind, "")
+        if not isinstance(part, str):
+            modules[kind], named[kind] = part, custom_name(part)
+        elif part.startswith(CUSTOM):
+            raise InputError(
+                f"the {kind} of this run is your own {part.removeprefix(CUSTOM)}: "
+                f"pass that object again as {kind}"
+            )
+    if "loss" in modules:
+        accepted_arguments(modules["loss"])
+    loss, teacher = modules.pop("loss", None), given.get("teacher")
     if teacher is None or isinstance(teacher, str):
-        return given, {}
+        return OwnParts(loss, modules), named
     if not all(hasattr(teacher, name) for name in ("describe", "dim", "fingerprint")):
         raise InputError(
             "`teacher` must be a model, a model folder or the name of a timm backbone, not "
@@ -189,24 +160,9 @@ def _take_teacher(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         raise InputError(
             f"`teacher` has descriptors of {teacher.dim} dimensions: leave `projection` out"
         )
-    name = str(teacher.folder or teacher.name or "a model")
-    return given | {"teacher": name, "projection": teacher.dim}, {"teacher": teacher}
-
-
-def _take_parts(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects among the settings, and the settings with the names of these objects."""
-    parts = {k: given[k] for k in PARTS if k in given and not isinstance(given[k], str)}
-    named = given | {kind: custom_name(part) for kind, part in parts.items()}
-    for kind in PARTS:
-        name = str(named.get(kind, ""))
-        if name.startswith(CUSTOM) and kind not in parts:
-            raise InputError(
-                f"the {kind} of this run is your own {name.removeprefix(CUSTOM)}: "
-                f"pass that object again as {kind}"
-            )
-    if "loss" in parts:
-        accepted_arguments(parts["loss"])
-    return parts, named
+    named["teacher"] = str(teacher.folder or teacher.name or "a model")
+    named["projection"] = teacher.dim
+    return OwnParts(loss, modules, teacher), named
 
 
 def limit_to_data(config: TrainConfig, train: LabelledImages) -> tuple[TrainConfig, list[str]]:

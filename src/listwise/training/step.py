@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from listwise.errors import InputError
 from listwise.losses.checks import check_count
 from listwise.models.net import live_batch_norms
-from listwise.training.cross_batch import CrossBatchMemory
 from listwise.training.distributed import (
     failing_together,
     gather_numbers,
@@ -33,9 +32,21 @@ from listwise.training.distributed import (
     sum_over_processes,
     world,
 )
-from listwise.training.forward import Forward, upload_ahead
-from listwise.training.memory import Fit, images_that_fit
-from listwise.training.objective import Loss, accepted_arguments, check_processes, loss_module
+from listwise.training.forward import (
+    Fit,
+    Forward,
+    chosen_autocast,
+    device_of,
+    images_that_fit,
+    upload_ahead,
+)
+from listwise.training.objective import (
+    CrossBatchMemory,
+    Loss,
+    accepted_arguments,
+    check_processes,
+    loss_module,
+)
 
 # The part of a step's time that stage 1 takes: a backward pass takes as long as two forward passes.
 STAGE_1 = 0.25
@@ -54,20 +65,6 @@ class Counts:
     forwards: int = 0
     backwards: int = 0
     updates: int = 0
-
-
-@dataclass
-class _Batch:
-    """The part of a batch of this process, and what stage 2 gathered for the memory.
-
-    `gathered` has descriptors [B, C], labels [B] and photos [B] of all processes.
-    """
-
-    images: Tensor
-    labels: Tensor
-    photos: Tensor | None
-    parts: Sequence[int]
-    gathered: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class MultistageStep:
@@ -91,8 +88,8 @@ class MultistageStep:
         weighting: a function from the labels [B] of the whole batch to the weights [B] of the
             queries, for a loss that takes `weights`.
         autocast: dtype in which the network runs, such as torch.bfloat16; the loss is computed
-            outside autocast. Once per step, weights are cast and frozen batch norm is folded into
-            the convolution before it; the gradients are those of the original parameters.
+            outside autocast. Frozen batch norm is folded into the convolution before it; the
+            gradients are those of the original parameters.
         compile: compile the network. This takes a minute or two at the first call, and again when
             a micro-batch has more or larger images than before. If the compiler fails, the step
             runs without it.
@@ -190,9 +187,9 @@ class MultistageStep:
                 try:
                     with _accumulated_gradients(parameters):
                         forward.refresh()
-                        batch = _Batch(images, labels, photos, parts)
-                        value = self._backpropagate(forward, batch, micro_batch)
-                        forward.add_gradients()
+                        value, *seen = self._backpropagate(
+                            forward, images, labels, photos, parts, micro_batch
+                        )
                         sum_gradients(parameters)
                     break
                 except torch.OutOfMemoryError as error:
@@ -204,8 +201,8 @@ class MultistageStep:
                 # Outside of the handler, in which the error keeps the tensors alive.
                 torch.cuda.empty_cache()
                 forward.set_random_state(random_state)
-        if self.memory is not None and batch.gathered is not None:
-            self.memory.add(*batch.gathered)
+        if self.memory is not None:
+            self.memory.add(*seen)
         size = sum(parts)
         self.counts.forwards += size if micro_batch >= max(parts) else 2 * size
         self.counts.backwards += size
@@ -219,10 +216,12 @@ class MultistageStep:
 
     def forward(self) -> Forward:
         """Return the forward pass; a new one if the device or autocast has changed."""
-        new, old = Forward(self.net, self.autocast, self.compile), self._forward
-        if old is None or (old.device, old.autocast) != (new.device, new.autocast):
-            self._forward = old = new
-        return old
+        device = device_of(self.net)
+        settings = device, chosen_autocast(device, self.autocast)
+        found = self._forward
+        if found is None or (found.device, found.autocast) != settings:
+            found = self._forward = Forward(self.net, self.autocast, self.compile)
+        return found
 
     def keep_micro_batch(self) -> int:
         """Use the micro-batch of the last call from now on, and return it."""
@@ -230,12 +229,24 @@ class MultistageStep:
             self._given = self.micro_batch
         return int(self.micro_batch)
 
-    def _backpropagate(self, forward: Forward, batch: "_Batch", micro_batch: int) -> Tensor:
-        """Run the three stages for the images [parts[rank], 3, H, W] of this process."""
-        device, rank, parts = forward.device, world()[0], batch.parts
+    def _backpropagate(
+        self,
+        forward: Forward,
+        images: Tensor,
+        labels: Tensor,
+        photos: Tensor | None,
+        parts: Sequence[int],
+        micro_batch: int,
+    ) -> tuple[Tensor, ...]:
+        """Run the three stages for the images [parts[rank], 3, H, W] of this process.
+
+        Return the loss, and what a memory needs of all processes: descriptors [B, C], labels [B]
+        and photos [B], if they are given.
+        """
+        device, rank = forward.device, world()[0]
         start = sum(parts[:rank])
         stop = start + parts[rank]
-        crops = torch.split(batch.images, micro_batch)
+        crops = torch.split(images, micro_batch)
         # If the whole batch fits, stage 1 keeps its graph and stage 3 does not compute it again.
         one_pass = micro_batch >= max(parts)
 
@@ -249,16 +260,14 @@ class MultistageStep:
 
         # Stage 2: the loss, and its gradient with respect to the descriptors.
         descriptors = gather_rows(torch.cat(pieces).detach(), parts).requires_grad_()
-        labels = gather_rows(batch.labels.to(device), parts)
+        labels = gather_rows(labels.to(device), parts)
+        seen = [descriptors.detach(), labels]
+        if photos is not None:
+            photos = gather_rows(photos.to(device), parts)
+            seen.append(photos)
         queries = (start, stop) if len(parts) > 1 else None
-        if batch.photos is not None:
-            photos = gather_rows(batch.photos.to(device), parts)
-            batch.gathered = (descriptors.detach(), labels, photos)
         with failing_together(device):
-            if self.memory is None or batch.gathered is None:
-                value = self.compute_loss(descriptors, labels, queries)
-            else:
-                value = self._loss_with_memory(self.memory, descriptors, labels, photos, queries)
+            value = self._compute_loss(descriptors, labels, photos, queries)
             torch.autograd.backward(value)
             if descriptors.grad is None:
                 raise InputError("the loss does not depend on the descriptors: it has no gradient")
@@ -270,7 +279,7 @@ class MultistageStep:
         with failing_together(device):
             if one_pass:
                 forward.backward(pieces[0], gradients[0])
-                return value
+                return value, *seen
             drifts = []
             for crop, piece, state, gradient in zip(
                 upload_ahead(crops, device), pieces, random_states, gradients, strict=True
@@ -279,50 +288,40 @@ class MultistageStep:
                 forward.backward(again, gradient)
                 drifts.append(forward.drift(piece, again))
                 self.on_progress(STAGE_1 + (1 - STAGE_1) * len(drifts) / len(crops))
-            _check_drift(drifts)
-        return value
+            if torch.stack(drifts).max() > 1:
+                raise InputError(
+                    "the network computed different descriptors in stages 1 and 3 for the same "
+                    "images and random state, so its gradients would be wrong: it must not change "
+                    "its own state in forward, and must draw random numbers from PyTorch's "
+                    "generators only"
+                )
+        return value, *seen
 
-    def _loss_with_memory(
+    def _compute_loss(
         self,
-        memory: CrossBatchMemory,
         descriptors: Tensor,
         labels: Tensor,
-        photos: Tensor,
+        photos: Tensor | None,
         queries: tuple[int, int] | None,
     ) -> Tensor:
-        """Compute the loss of a batch whose queries also rank the photos of the memory.
+        """Compute the loss of a batch [B, C], [B] and [B], or the share of some rows, with graph.
 
-        They are further images of the batch that are not queries: they have no weight.
+        The photos of a memory are further images of the batch that are not queries: they have no
+        weight.
         """
-        references, reference_labels = memory.references(photos)
-        if references is None or len(references) == 0:
-            return self.compute_loss(descriptors, labels, queries)
-        weights = torch.ones_like(descriptors[:, 0]).float()
-        if self.weighting is not None:
-            weights = self.weighting(labels)
-        return self.compute_loss(
-            torch.cat([descriptors, references.to(descriptors.dtype)]),
-            torch.cat([labels, reference_labels]),
-            queries or (0, len(labels)),
-            torch.cat([weights, weights.new_zeros(len(references))]),
-        )
-
-    def compute_loss(
-        self,
-        descriptors: Tensor,
-        labels: Tensor,
-        queries: tuple[int, int] | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the loss of a batch [B, C] and [B], or the share of some rows, with its graph."""
-        options: dict[str, object] = {}
-        if weights is None and self.weighting is not None:
-            weights = self.weighting(labels)
-        if weights is not None:
-            options["weights"] = weights
-        if queries is not None:
-            options["queries"] = queries
-        value = self.loss(descriptors, labels, **options)
+        weights = None if self.weighting is None else self.weighting(labels)
+        if self.memory is not None and photos is not None:
+            references, reference_labels = self.memory.references(photos)
+            if references is not None and len(references):
+                queries = queries or (0, len(labels))
+                if weights is None:
+                    weights = torch.ones_like(descriptors[:, 0]).float()
+                weights = torch.cat([weights, weights.new_zeros(len(references))])
+                descriptors = torch.cat([descriptors, references.to(descriptors)])
+                labels = torch.cat([labels, reference_labels.to(labels)])
+        options = {"weights": weights, "queries": queries}
+        given = {name: option for name, option in options.items() if option is not None}
+        value = self.loss(descriptors, labels, **given)
         if not isinstance(value, Tensor) or value.numel() != 1:
             made = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"the loss must return a scalar tensor, not {made}")
@@ -382,16 +381,6 @@ def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
         raise InputError(
             f"batch norm {live[0]!r} ({len(live)} in all) is not frozen, so descriptors depend on "
             "the other images of a micro-batch: freeze it with .eval()"
-        )
-
-
-def _check_drift(drifts: Sequence[Tensor]) -> None:
-    """Raise an `InputError` if the second forward pass differed from the first."""
-    if torch.stack(list(drifts)).max() > 1:
-        raise InputError(
-            "the network computed different descriptors in stages 1 and 3 for the same images and "
-            "random state, so its gradients would be wrong: it must not change its own state in "
-            "forward, and must draw random numbers from PyTorch's generators only"
         )
 
 

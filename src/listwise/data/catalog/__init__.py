@@ -1,16 +1,21 @@
-"""Public data sets by name: where to download them, and how to read them."""
+"""Public data sets by name, and photos given by any source."""
 
-from listwise.data.catalog.benchmark import Benchmark
 from listwise.data.catalog.dataset import (
     DATA_FOLDER,
+    Benchmark,
     Dataset,
+    Photos,
     find_dataset,
     find_entry,
+    image_files,
+    is_one_photo,
     labelled_of,
+    list_photos,
     photos_of,
     recognize,
 )
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry, RemoteFile
 
-__all__ = ["DATA_FOLDER", "ENTRIES", "Benchmark", "DataSetEntry", "Dataset", "RemoteFile"]
-__all__ += ["find_dataset", "find_entry", "labelled_of", "photos_of", "recognize"]
+__all__ = ["DATA_FOLDER", "ENTRIES", "Benchmark", "DataSetEntry", "Dataset", "Photos"]
+__all__ += ["RemoteFile", "find_dataset", "find_entry", "image_files", "is_one_photo"]
+__all__ += ["labelled_of", "list_photos", "photos_of", "recognize"]

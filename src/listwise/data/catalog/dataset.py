@@ -1,17 +1,21 @@
-"""Find data sets on disk by name or by the layout of their folder, check and read them."""
+"""Data sets on disk, by name or by the layout of their folder, and photos from any source."""
 
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from listwise.data.catalog.benchmark import Benchmark
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry
 from listwise.data.catalog.ground_truth import read_ground_truth, read_oxford_ground_truth
 from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors, read_layout
-from listwise.data.images import list_images
+from listwise.data.images import IMAGE_SUFFIXES, list_images
 from listwise.data.labelled import Images, LabelledImages
+from listwise.data.photos import Photo
 from listwise.data.sources import read_images, read_labelled
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
@@ -19,8 +23,65 @@ from listwise.evaluation import JudgedQueries
 DATA_FOLDER = Path("data")
 """The default folder of downloaded data sets, with a folder for each."""
 
+Photos = Photo | Images | Sequence[Photo]
+"""Photos: one, a list, or a folder, a table, a text list or the name of a data set."""
+
 _JUDGEMENTS = "gnd_*.pkl"
 _QUERIES = ("*_query.txt", "*/*_query.txt")
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """A database of N photos, Q queries, and the positives of each query.
+
+    If `queries is database`, each photo is searched among the others.
+
+    Attributes:
+        name: name of the benchmark.
+        database: the N photos to search in.
+        queries: the Q photos to search with, which may have boxes.
+        judged: the ground truth of the Q queries.
+        labelled: whether the positives are the photos with the query's label; otherwise they are
+            listed for each query.
+    """
+
+    name: str
+    database: Images
+    queries: Images
+    judged: JudgedQueries
+    labelled: bool = False
+
+    @classmethod
+    def of_labels(
+        cls, name: str, database: LabelledImages, queries: LabelledImages | None = None
+    ) -> "Benchmark":
+        """Create a benchmark from labels: photos searched among themselves, or separate queries."""
+        searched = database if queries is None else queries
+        # By class names, because the class numbers of two parts may differ.
+        labels, others = (np.array(part.class_names)[part.labels] for part in (searched, database))
+        judged = JudgedQueries.labelled(
+            labels,
+            None if queries is None else others,
+            names=database.ids,
+            queries=searched.ids,
+            boxes=searched.boxes,
+        )
+        return cls(name, database, searched, judged, labelled=True)
+
+    @property
+    def photo_count(self) -> int:
+        """Number of photos that a model has to describe for this benchmark."""
+        return len(self.database) + (0 if self.queries is self.database else len(self.queries))
+
+    def subset(self, queries: ArrayLike, database: ArrayLike) -> "Benchmark":
+        """Return the queries and database photos at these positions."""
+        kept = self.database.subset(database)
+        return replace(
+            self,
+            database=kept,
+            queries=kept if self.queries is self.database else self.queries.subset(queries),
+            judged=self.judged.subset(queries, database),
+        )
 
 
 @dataclass(frozen=True)
@@ -59,10 +120,8 @@ class Dataset:
         For a data set with classes, this is its test part, searched among itself (for In-shop, the
         gallery searched with the queries).
         """
-        if self.layout == "revisited":
-            return self._revisited()
-        if self.layout == "oxford":
-            return self._oxford()
+        if self.layout in ("revisited", "oxford"):
+            return self._judged()
         if self.layout not in LABELLED:
             raise InputError(
                 f"{self.name} is a set of distractors without queries: evaluate on a benchmark"
@@ -101,20 +160,19 @@ class Dataset:
         benchmark = self.benchmark()
         return {"database": benchmark.database.paths, "queries": benchmark.queries.paths}
 
-    def _revisited(self) -> Benchmark:
-        found = sorted(self.folder.glob(_JUDGEMENTS))
-        if self.entry is not None:
-            found = [self.folder / self.entry.marks[0]]
-        return self._benchmark(read_ground_truth(found[0]))
-
-    def _oxford(self) -> Benchmark:
-        place = next(path for pattern in _QUERIES for path in self.folder.glob(pattern)).parent
-        broken = self.entry.broken if self.entry else frozenset()
-        photos = {path.stem for path in list_images(self.folder / "jpg")} - broken
-        return self._benchmark(read_oxford_ground_truth(place, sorted(photos)))
-
-    def _benchmark(self, judged: JudgedQueries) -> Benchmark:
+    def _judged(self) -> Benchmark:
+        """Return a benchmark whose judgments are in files, `gnd_*.pkl` or `*_query.txt`."""
         photos = self.folder / "jpg"
+        if self.layout == "revisited":
+            found = sorted(self.folder.glob(_JUDGEMENTS))
+            judged = read_ground_truth(
+                self.folder / self.entry.marks[0] if self.entry else found[0]
+            )
+        else:
+            place = next(path for mark in _QUERIES for path in self.folder.glob(mark)).parent
+            broken = self.entry.broken if self.entry else frozenset()
+            stems = {path.stem for path in list_images(photos)} - broken
+            judged = read_oxford_ground_truth(place, sorted(stems))
         names, queries = judged.names, judged.queries
         return Benchmark(
             self.name,
@@ -212,3 +270,34 @@ def recognize(folder: Path) -> Dataset | None:
     if any(any(folder.glob(pattern)) for pattern in _QUERIES):
         return Dataset(name, folder, "oxford")
     return None
+
+
+def is_one_photo(photos: Photos) -> bool:
+    """Return whether this is one photo: an image file, a Pillow image or an array of pixels."""
+    if isinstance(photos, str | Path):
+        path = Path(photos).expanduser()
+        return path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
+    return isinstance(photos, Image.Image | np.ndarray)
+
+
+def list_photos(photos: Photos) -> Images | list[Photo]:
+    """Return photos one by one: those of a list, a folder, a table, a text list or a data set.
+
+    A list that contains only files becomes `Images`; any other list stays a list.
+    """
+    if isinstance(photos, Images):
+        return photos
+    if is_one_photo(photos):
+        photos = [photos]  # type: ignore[list-item]
+    if isinstance(photos, str | Path):
+        return photos_of(photos)
+    given = list(photos)  # type: ignore[arg-type]
+    if all(isinstance(photo, str | Path) for photo in given):
+        return image_files(given)
+    return given
+
+
+def image_files(files: Sequence[str | Path]) -> Images:
+    """Return image files as `Images`; their ids are the paths as given."""
+    paths = tuple(str(Path(file).expanduser().absolute()) for file in files)
+    return Images(paths, tuple(map(str, files)), None)

@@ -10,14 +10,17 @@ import json
 import os
 import shutil
 import socket
+import tarfile
 import time
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from listwise.data.catalog.archives import CHUNK, Progress, is_disk_error, unpack
 from listwise.data.catalog.dataset import Dataset, recognize
 from listwise.data.catalog.entries import DataSetEntry, RemoteFile
 from listwise.errors import InputError
@@ -25,26 +28,17 @@ from listwise.files import read_json, write_text
 
 LOCK_FILE: Final = "downloads.json"
 TIMEOUT: Final = 60.0
+RETRIES: Final = 5  # of a download without progress
+PAUSE = 1.0  # seconds before the first retry
+CHUNK: Final = 2**20
+Progress = Callable[[str, int, int | None], object]
+"""Called with the current step, the bytes done, and the total bytes if known."""
 # HTTP status codes after which a second try may succeed.
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class Patience(NamedTuple):
-    """Number of retries of a download without progress, and the seconds between them."""
-
-    retries: int = 5
-    pause: float = 1.0
-
-
-_USUAL: Final = Patience()
-
-
 def download(
-    entry: DataSetEntry,
-    folder: str | Path,
-    *,
-    progress: Progress = lambda what, done, total: None,
-    patience: Patience = _USUAL,
+    entry: DataSetEntry, folder: Path, *, progress: Progress = lambda what, done, total: None
 ) -> list[str]:
     """Fetch and unpack the files of a data set that are not in `folder` yet.
 
@@ -52,9 +46,6 @@ def download(
 
     Returns the names of the files without a published checksum, whose SHA-256 is only recorded.
     """
-    if not entry.files:
-        raise InputError(f"{entry.name} cannot be downloaded: {entry.how}")
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock: dict[str, Any] = {}
     if (folder / LOCK_FILE).exists():
@@ -63,7 +54,7 @@ def download(
         _need_space(folder, int(entry.gigabytes * 1e9), entry.name)
     for file in entry.files:
         if file.name not in lock:
-            lock[file.name] = _one(file, folder, progress, patience)
+            lock[file.name] = _one(file, folder, progress)
             write_text(folder / LOCK_FILE, json.dumps(lock, indent=2) + "\n")
     return [file.name for file in entry.files if not lock[file.name].get("verified")]
 
@@ -80,7 +71,8 @@ def get_dataset(
     entry: DataSetEntry, folder: str | Path, progress: Progress = lambda what, done, total: None
 ) -> DownloadResult:
     """Return the data set in `folder`, and download it if it is missing or incomplete."""
-    found = recognize(Path(folder))
+    folder = Path(folder)
+    found = recognize(folder)
     if found is not None and found.entry is not entry:
         raise InputError(f"{folder} contains {found.name}, not {entry.name}: give another folder")
     problems = found.check() if found else []
@@ -89,22 +81,22 @@ def get_dataset(
     if not entry.files:
         raise InputError(problems[0] if problems else f"{entry.name}: {entry.how}")
     unverified = download(entry, folder, progress=progress)
-    found = recognize(Path(folder))
+    found = recognize(folder)
     if found is None:
         raise InputError(f"{folder} does not have the layout of {entry.name} after the download")
     return DownloadResult(found, found.check(), unverified)
 
 
-def _one(file: RemoteFile, folder: Path, progress: Progress, patience: Patience) -> dict[str, Any]:
+def _one(file: RemoteFile, folder: Path, progress: Progress) -> dict[str, Any]:
     published = file.checksum
     if file.checksum_url is not None:
-        published = f"md5:{_text(file.checksum_url, folder, patience)}"
+        published = f"md5:{_text(file.checksum_url, folder)}"
     # A plain file is downloaded to its place; an archive stays in the folder until unpacked.
     here = folder / file.name
     target = here if file.unpack or here.exists() else folder / file.to
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        fetch(file.url, target, room=2 if file.unpack else 1, progress=progress, patience=patience)
+        fetch(file.url, target, room=2 if file.unpack else 1, progress=progress)
     found = _checksums(target, progress)
     if published is not None:
         kind, _, wanted = published.partition(":")
@@ -134,7 +126,6 @@ def fetch(
     *,
     room: int = 1,
     progress: Progress = lambda what, done, total: None,
-    patience: Patience = _USUAL,
 ) -> None:
     """Download one file, resuming `TARGET.part` if an earlier try left one.
 
@@ -161,18 +152,14 @@ def fetch(
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, socket.gaierror):
                 raise _unreachable(address, target, "its name cannot be looked up") from None
-            if (
-                isinstance(error, OSError)
-                and not isinstance(error, URLError)
-                and is_disk_error(error)
-            ):
-                raise InputError(f"cannot write {part}: {error.strerror}") from None
+            if isinstance(cause, OSError) and _is_disk_error(cause):
+                raise InputError(f"cannot write {part}: {cause.strerror}") from None
             reason = str(cause) or type(cause).__name__
         gained = part.exists() and part.stat().st_size > before
         failures = 0 if gained else failures + 1
-        if failures > patience.retries:
+        if failures > RETRIES:
             raise _unreachable(address, target, reason)
-        time.sleep(min(60.0, patience.pause * 2 ** max(0, failures - 1)))
+        time.sleep(min(60.0, PAUSE * 2 ** max(0, failures - 1)))
     _tag(part).unlink(missing_ok=True)
     os.replace(part, target)
 
@@ -212,10 +199,10 @@ def _tag(part: Path) -> Path:
     return part.with_name(f"{part.name}.tag")
 
 
-def _text(address: str, folder: Path, patience: Patience) -> str:
+def _text(address: str, folder: Path) -> str:
     """Return the first word of a small text file."""
     target = folder / f".{PurePosixPath(urlsplit(address).path).name}"
-    fetch(address, target, patience=patience)
+    fetch(address, target)
     words = target.read_text(encoding="utf-8", errors="replace").split()
     target.unlink()
     return words[0] if words else ""
@@ -247,3 +234,52 @@ def _checksums(path: Path, progress: Progress) -> dict[str, str]:
             done += len(chunk)
             progress(f"checking {path.name}", done, total)
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    flat: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> None:
+    """Unpack a tar or zip archive into `folder`; `flat` leaves out the folders of the archive.
+
+    Nothing is written outside of `folder`, and no devices are created.
+
+    Raises:
+        InputError: the archive is damaged, or a member would be outside of the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    total = archive.stat().st_size
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                for member in zipped.infolist():
+                    if flat and not member.is_dir():
+                        member.filename = PurePosixPath(member.filename).name
+                    if not (flat and member.is_dir()):
+                        zipped.extract(member, folder)
+                    progress(f"unpacking {archive.name}", member.header_offset, total)
+            return
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as packed:
+            for entry in packed:
+                if flat and not entry.isdir():
+                    entry = entry.replace(name=PurePosixPath(entry.name).name)
+                if not (flat and entry.isdir()):
+                    packed.extract(entry, folder, filter="data")
+                progress(f"unpacking {archive.name}", file.tell(), total)
+            # The checksum of the compressed stream follows the last member.
+            while packed.fileobj is not None and packed.fileobj.read(CHUNK):
+                pass
+    except tarfile.FilterError as error:
+        raise InputError(f"{archive}: refused, {error}") from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and _is_disk_error(error):
+            raise InputError(f"cannot unpack into {folder}: {error.strerror}") from None
+        raise InputError(f"{archive} is damaged ({error}): delete it and run again") from None
+
+
+def _is_disk_error(error: OSError) -> bool:
+    """Return whether an error comes from the disk: it names a file, or space or quota ran out."""
+    return error.filename is not None or error.errno in (28, 122)

@@ -60,8 +60,6 @@ _VGG = "https://www.robots.ox.ac.uk/~vgg/data"
 _CTU = "http://cmp.felk.cvut.cz"
 _DISTRACTORS = "http://ptak.felk.cvut.cz/revisitop/revisitop1m"
 _FLICKR = "photos from Flickr: respect Flickr's terms of use and VGG's terms of access"
-_OXFORD = ("oxbuild_images-v1",)
-_PARIS = ("paris_1-v1", "paris_2-v1")
 _PARIS_BROKEN = {
     "louvre": "000136 000146",
     "moulinrouge": "000422",
@@ -74,16 +72,17 @@ _PARIS_BROKEN = {
 }
 
 
-def _unpacked(place: str, archives: tuple[str, ...], to: str) -> tuple[RemoteFile, ...]:
-    """Archives of the VGG group, unpacked without their own folders."""
-    return tuple(
-        RemoteFile(f"{_VGG}/{place}buildings/{name}.tgz", to, unpack=True, flat=True)
-        for name in archives
-    )
+def _unpacked(place: str, name: str, to: str) -> RemoteFile:
+    """An archive of the VGG group, unpacked without its own folders."""
+    return RemoteFile(f"{_VGG}/{place}buildings/{name}.tgz", to, unpack=True, flat=True)
+
+
+_OXFORD = (_unpacked("ox", "oxbuild_images-v1", "jpg"),)
+_PARIS = (_unpacked("paris", "paris_1-v1", "jpg"), _unpacked("paris", "paris_2-v1", "jpg"))
 
 
 def _revisited(
-    name: str, title: str, photos: int, place: str, archives: tuple[str, ...], gigabytes: float
+    name: str, title: str, photos: int, archives: tuple[RemoteFile, ...], gigabytes: float
 ) -> DataSetEntry:
     file = f"gnd_{name}.pkl"
     judgments = RemoteFile(f"{_CTU}/revisitop/data/datasets/{name}/{file}", file)
@@ -95,15 +94,15 @@ def _revisited(
         f"{_CTU}/revisitop/",
         (file,),
         {"database": photos, "queries": 70},
-        (judgments, *_unpacked(place, archives, "jpg")),
+        (judgments, *archives),
         gigabytes=gigabytes,
     )
 
 
 def _original(
-    name: str, title: str, query: str, place: str, archives: tuple[str, ...], gigabytes: float
+    name: str, title: str, query: str, place: str, truth: str, archives: tuple[RemoteFile, ...]
 ) -> DataSetEntry:
-    """`query` is a file that only this benchmark has; the first archive has the ground truth."""
+    """`query` is a file that only this benchmark has, `truth` the archive of its ground truth."""
     return DataSetEntry(
         name,
         title,
@@ -112,26 +111,27 @@ def _original(
         f"{_VGG}/{place}buildings/",
         (query, f"*/{query}"),
         {"queries": 55},
-        (*_unpacked(place, archives[:1], "gt"), *_unpacked(place, archives[1:], "jpg")),
-        gigabytes=gigabytes,
+        (_unpacked(place, truth, "gt"), *archives),
     )
 
 
 _ALL = (
-    _revisited("roxford5k", "Oxford", 4993, "ox", _OXFORD, 2.0),
-    _revisited("rparis6k", "Paris", 6322, "paris", _PARIS, 2.5),
-    _original(
-        "oxford5k",
-        "Oxford Buildings",
-        "all_souls_1_query.txt",
-        "ox",
-        ("gt_files_170407", *_OXFORD),
-        2.0,
-    ),
+    _revisited("roxford5k", "Oxford", 4993, _OXFORD, 2.0),
+    _revisited("rparis6k", "Paris", 6322, _PARIS, 2.5),
     replace(
         _original(
-            "paris6k", "Paris", "defense_1_query.txt", "paris", ("paris_120310", *_PARIS), 2.5
+            "oxford5k",
+            "Oxford Buildings",
+            "all_souls_1_query.txt",
+            "ox",
+            "gt_files_170407",
+            _OXFORD,
         ),
+        gigabytes=2.0,
+    ),
+    replace(
+        _original("paris6k", "Paris", "defense_1_query.txt", "paris", "paris_120310", _PARIS),
+        gigabytes=2.5,
         broken=frozenset(
             f"paris_{place}_{number}"
             for place, numbers in _PARIS_BROKEN.items()

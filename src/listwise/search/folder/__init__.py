@@ -1,1 +1,1 @@
-"""The engine of an index in a folder: LanceDB holds the entries, FAISS searches them."""
+"""The engine of an index in a folder: SQLite for entries, FAISS for search."""

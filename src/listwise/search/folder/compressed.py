@@ -2,30 +2,27 @@
 
 Descriptors are rotated, so that all dimensions matter equally, assigned to lists around centroids,
 and stored as the signs of their difference from the centroid (RaBitQ in FAISS). The scores of
-these codes select candidates, whose descriptors are read from disk and compared exactly.
+these codes select candidates, whose descriptors are read from the file and compared exactly.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import isqrt
 from typing import Any
 
-import faiss
 import numpy as np
-from numpy.typing import NDArray
 
-from listwise.search.entries import Float32, Keys
+from listwise.search.entries import Float32, Keys, in_parts
 from listwise.search.exact import best_of, search_in_parts
-from listwise.search.folder.descriptor_file import DescriptorFile
-from listwise.search.folder.table import Rows
+from listwise.search.folder.descriptors import Descriptors
 
 _MOST_LISTS = 4096
 _ROUNDS = 8  # of k-means
 _QUERIES = 32  # queries whose candidates are read together
 _FEW = 10_000  # entries that match a filter and are compared exactly
 _MOST_MORE = 1000  # candidates beyond the number of results
+_READ = 1000  # descriptors that are read together
 _SEED = 1
 
 
@@ -34,22 +31,24 @@ class CompressedSearch:
 
     Args:
         index: the FAISS index, from `trained_index`.
-        read: reads the rows of keys [n] from the table.
+        rows: the descriptors that its codes are of.
 
     Attributes:
-        copy: a copy of the descriptors, from which they are read as long as they do not change;
-            None if there is none.
+        added: the positions before this one have codes, unless they were removed.
+        removed: the number of removals that were followed.
     """
 
-    def __init__(self, index: Any, read: Callable[[Keys], Iterable[Rows]]) -> None:
+    def __init__(self, index: Any, rows: Descriptors, added: int = 0) -> None:
+        import faiss
+
         self.index = index
         self._lists = faiss.extract_index_ivf(index)
         # The lists of a single query are searched on all cores, too.
         self._lists.parallel_mode = 1
-        self._read = read
-        self._lock = threading.Lock()
+        self.rows = rows
+        self._turn = threading.Lock()  # FAISS uses all cores for one search
+        self.added, self.removed = added, 0
         self.candidates = 100  # re-scored for ten results
-        self.copy: DescriptorFile | None = None
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -68,49 +67,43 @@ class CompressedSearch:
     def probes(self, count: int) -> None:
         self._lists.nprobe = count
 
-    @property
-    def memory(self) -> int:
-        """Bytes in memory."""
-        return compressed_memory(len(self), self.index.d)
-
-    def put(self, keys: Keys, descriptors: Float32, known: NDArray[np.bool_]) -> None:
-        """Add descriptors; those that are `known` are replaced: distinct [n], [n, C], bool [n]."""
-        with self._lock:
-            if known.any():
-                self.index.remove_ids(keys[known])
-                if self.copy is not None:
-                    self.copy.forget(keys[known])
-            self.index.add_with_ids(np.ascontiguousarray(descriptors, np.float32), keys)
-
-    def remove(self, keys: Keys) -> None:
-        """Remove descriptors of known keys: distinct [n]."""
-        with self._lock:
-            self.index.remove_ids(keys)
-            if self.copy is not None:
-                self.copy.forget(keys)
+    def update(self) -> int:
+        """Follow the changes of the descriptors; the number of them."""
+        new, gone = len(self.rows.keys), self.rows.removed[self.removed :]
+        if new == self.added and not len(gone):
+            return 0
+        with self._turn:
+            changes = new - self.added + int(self.index.remove_ids(gone[gone < self.added]))
+            used = self.added + np.flatnonzero(self.rows.alive[self.added : new])
+            for part in in_parts(used, _READ):
+                self.index.add_with_ids(self.rows.read(part), part)
+            self.added, self.removed = new, self.removed + len(gone)
+        return changes
 
     def found(self, queries: Float32, count: int, among: Keys | None = None) -> Keys:
         """Find candidates by code, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
-        with self._lock:
-            params = None if among is None else self._params(among)
+        params = None if among is None else self._params(among)
+        with self._turn:
             found: Keys = self.index.search(queries, count, params=params)[1]
         return found
 
     def search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
-        """Find the k nearest, best first: [Q, C] -> scores and keys, both [Q, min(k, N)].
+        """Find the k nearest, best first: [Q, C] -> scores and positions, [Q, min(k, N)].
 
-        If fewer are found, the remaining keys are -1 and their scores -inf. With `among`, only
-        descriptors with these keys [n] are searched, and N is their number; few are compared
-        exactly.
+        If fewer are found, the remaining positions are -1 and their scores -inf. With `among`,
+        only these positions [n] are searched, and N is n; few are compared exactly.
         """
         if among is None:
             return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
-        few = len(among) <= max(_FEW, self._count(k))
-        search = partial(self._exact if few else self._search, among=among)
+        if len(among) <= max(_FEW, self._count(k)):
+            return self.rows.search(queries, k, among)
+        search = partial(self._search, among=among)
         return search_in_parts(search, queries, min(k, len(among)), _QUERIES)
 
     def _params(self, among: Keys) -> Any:
-        """Search these keys alone, in so many lists that about as many codes are compared."""
+        """Search these positions alone, in so many lists that about as many codes are compared."""
+        import faiss
+
         share = max(1, len(self)) / max(1, len(among))
         probes = min(self.lists, math.ceil(self.probes * share))
         lists = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(among), nprobe=probes)  # type: ignore[call-arg]
@@ -120,42 +113,17 @@ class CompressedSearch:
         """The number of candidates for k results: in proportion to k, up to a limit."""
         return max(self.candidates, min(self.candidates * k // 10, k + _MOST_MORE))
 
-    def _exact(self, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
-        """Compare the queries with all descriptors of these keys."""
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        keys = np.full((len(queries), k), -1, np.int64)
-        for rows in self.rows(among):
-            new = queries @ rows.descriptors.T
-            all_keys = np.hstack([keys, np.broadcast_to(rows.keys, new.shape)])
-            scores, keys = best_of(np.hstack([scores, new]), all_keys, k)
-        return scores, keys
-
-    def rows(self, keys: Keys) -> Iterator[Rows]:
-        """Read the rows of keys [n], from the copy if they are in it."""
-        if self.copy is not None:
-            with self._lock:
-                known, positions = self.copy.find(keys)
-            sound, rows = self.copy.read(positions)
-            if len(rows.keys):
-                yield rows
-            known[known] = sound  # what is damaged is read from the table
-            keys = keys[~known]
-        if len(keys):
-            yield from self._read(keys)
-
     def _search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
         candidates = self.found(queries, self._count(k), among)
         wanted = np.unique(candidates[candidates >= 0])
+        wanted = wanted[self.rows.alive[wanted]]
         scores = np.full(candidates.shape, -np.inf, np.float32)
-        for rows in self.rows(wanted):
-            order = np.argsort(rows.keys)
-            products = queries @ rows.descriptors[order].T
-            places = np.searchsorted(rows.keys[order], candidates)
-            places = np.minimum(places, len(order) - 1)
-            there = rows.keys[order][places] == candidates
+        for part in in_parts(wanted, _READ):
+            products = queries @ self.rows.read(part).T
+            places = np.minimum(np.searchsorted(part, candidates), len(part) - 1)
+            there = part[places] == candidates
             scores[there] = np.take_along_axis(products, places, 1)[there]
-        # An entry that was removed in the meantime has no row.
-        candidates[np.isneginf(scores)] = -1
+        candidates[np.isneginf(scores)] = -1  # they were removed meanwhile
         return best_of(scores, candidates, k)
 
 
@@ -165,6 +133,8 @@ def trained_index(sample: Float32, entries: int) -> Any:
     The number of lists grows with the square root of the entries, so that a query costs as much
     for the centroids as for the codes, and training takes about a minute for a million.
     """
+    import faiss
+
     lists = max(1, min(isqrt(entries), _MOST_LISTS, len(sample)))
     rotation = faiss.HadamardRotation(sample.shape[1], _SEED)
     rotated = rotation.apply(np.ascontiguousarray(sample, np.float32))
@@ -191,6 +161,6 @@ def training_size(entries: int) -> int:
 
 
 def compressed_memory(entries: int, dim: int) -> int:
-    """Memory of codes, keys, stamps and centroids of `entries` descriptors, in bytes."""
+    """Memory of codes, positions, keys, checksums and centroids, in bytes."""
     rotated = 1 << (dim - 1).bit_length()
-    return entries * (rotated // 8 + 8 + 8 + 16) + min(isqrt(entries), _MOST_LISTS) * 4 * rotated
+    return entries * (rotated // 8 + 8 + 8 + 17) + min(isqrt(entries), _MOST_LISTS) * 4 * rotated

@@ -1,14 +1,24 @@
-"""An index in a folder: LanceDB holds the entries, FAISS searches their descriptors."""
+"""An index in a folder: SQLite holds the entries, one file their descriptors, FAISS searches them.
 
+The database `index.sqlite` has the marks and the record of the generations. Each generation has a
+database `entries-N.sqlite` and a file of descriptors, which the database names. A change appends
+descriptors, waits until they are on the disk, and commits their positions in one transaction.
+"""
+
+import json
 import logging
+import re
 import shlex
 import shutil
+import sqlite3
 import threading
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import islice
 from math import isqrt
 from pathlib import Path
-from secrets import randbits
 from typing import Any
 
 import numpy as np
@@ -16,311 +26,353 @@ from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
 from listwise.errors import InputError
-from listwise.files import sync_folder, write_text
-from listwise.search.checksums import (
-    LOCAL_SUM,
+from listwise.files import publish, sync_folder
+from listwise.search.entries import (
+    ENTRY,
     DamagedIndexError,
+    Entry,
     EntryCheck,
+    Float32,
+    Keys,
+    NewEntries,
+    as_row,
+    content_sum,
     damage,
-    examine_rows,
+    damaged_entries,
+    entry_sum,
+    examine_row,
+    in_parts,
     new_sums,
-    sound_descriptors,
+    possible_keys,
+    with_attribute,
 )
-from listwise.search.entries import Entry, Float32, Keys, NewEntries, in_parts, possible_keys
-from listwise.search.filters import Filter, attribute_names, unknown_attribute
-from listwise.search.folder import guards
-from listwise.search.folder.attributes import matching_rows
-from listwise.search.folder.compressed import CompressedSearch, trained_index, training_size
-from listwise.search.folder.descriptor_file import (
-    DescriptorFile,
-    DescriptorWriter,
-    SavedDescriptors,
+from listwise.search.exact import ExactNeighbors, best_of, median_milliseconds
+from listwise.search.filters import Filter
+from listwise.search.folder import filtering
+from listwise.search.folder.compressed import (
+    CompressedSearch,
+    compressed_memory,
+    trained_index,
+    training_size,
 )
-from listwise.search.folder.flat import FlatSearch
-from listwise.search.folder.generations import (
-    RECORDS,
-    damaged_records,
-    drop_unused,
-    generation_folder,
-    has_record,
-    read_record,
-    sound_record,
-    write_record,
+from listwise.search.folder.database import (
+    PATIENCE,
+    BusyError,
+    Database,
+    read_settings,
+    write_settings,
 )
-from listwise.search.folder.keymap import KeyMap
-from listwise.search.folder.mark_file import MarkFile
-from listwise.search.folder.mirror import DescriptorSearch, Mirror
-from listwise.search.folder.search_cache import (
-    SearchState,
-    damaged_caches,
-    read_files,
-    read_state,
-    save_files,
-    save_state,
-)
-from listwise.search.folder.table import EntryTable, RawRows, Rows, as_rows, disk_bytes, sums_of
+from listwise.search.folder.descriptors import Descriptors, append_rows, exact_memory
 from listwise.search.folder.tuning import (
+    SearchState,
     compression_note,
     exact_will_do,
+    read_codes,
+    save_codes,
     set_probes,
     shortcomings,
 )
-from listwise.search.generations import GenerationRecord
-from listwise.search.measuring import ExactNeighbors, measure, median_milliseconds
-from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
+from listwise.search.marks import Mark, MarkLog, Undo, write_line
+from listwise.search.store import (
+    GenerationRecord,
+    IndexHeader,
+    Note,
+    Rows,
+    SearchIntent,
+    Store,
+    TuningResult,
+    Values,
+)
 
-_HEADER = "index.json"
-_LOCK = "lock"
+if find_spec("faiss") is None:  # it is imported when something is searched
+    raise ModuleNotFoundError("No module named 'faiss'", name="faiss")
+
+_ROOT = "index.sqlite"
+_SUMS = ("thumbnail_sum", "local_sum")
+_CONTENTS = {  # columns that have a table of their own
+    name: f"(SELECT content FROM {name} WHERE position = entries.position)"
+    for name in ("thumbnail", "local")
+}
+_TABLES = f"""CREATE TABLE entries (
+    position INTEGER PRIMARY KEY, key INTEGER UNIQUE, id TEXT, path TEXT, width INTEGER,
+    height INTEGER, box TEXT, digest TEXT, attributes TEXT, entry_sum INTEGER,
+    thumbnail_sum INTEGER, local_sum INTEGER);
+CREATE INDEX digests ON entries (digest);
+CREATE TABLE thumbnail (position INTEGER PRIMARY KEY, content BLOB);
+CREATE TABLE local (position INTEGER PRIMARY KEY, content BLOB);
+CREATE TABLE batches (start INTEGER PRIMARY KEY, keys BLOB, sums BLOB);
+CREATE TABLE removed (number INTEGER PRIMARY KEY, position INTEGER);
+{filtering.TABLE}"""
+_OF_POSITIONS = ("entries", *_CONTENTS)
+_AMONG = "IN (SELECT value FROM json_each(?))"
+_MARKS = "CREATE TABLE marks (number INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL)"
+_QUERIES = "queries"  # the folder of the photos of marked queries
 _UPGRADE_LOCK = "upgrade.lock"
-_OURS = {_LOCK, "entries.lance", "guards", f"{_HEADER}.tmp"}  # files of an unfinished index
-_SUMMED = 4096  # entries whose checksums are added in one commit
+_OURS = re.compile(
+    rf"(index|entries-\d+)\.sqlite(-\w+)?|(descriptors|codes)-\d+-.*|{re.escape(_UPGRADE_LOCK)}"
+)
 _FILTERS = 8  # filters whose results are kept in memory
 _SAMPLE = 200  # entries that are used as queries for measurements
-_COPIED = 64 << 20  # bytes: a copy of the descriptors is kept if they are larger
-_MOSTLY = 0.9  # share of the entries that a copy must have to be used again
+_TOGETHER = 1000  # entries that are read together
+_SLACK = 64 << 20  # bytes of removed entries that are always allowed
+_PAGE = 4096  # bytes of a page of SQLite
+_BATCH = 65536  # descriptors that are copied together
 
 _log = logging.getLogger(__name__)
 
 
+class MarkTable(MarkLog):
+    """The table of the marks in the database of an index in the folder `root`."""
+
+    def __init__(self, root: Path, database: Database) -> None:
+        self._root = root
+        self._database = database
+
+    def append(self, records: Sequence[Mark | Undo]) -> None:
+        """Write records; when it returns, they survive a kill and a power failure."""
+        with self._database.writing() as connection:
+            lines = [(write_line(record),) for record in records]
+            connection.executemany("INSERT INTO marks (line) VALUES (?)", lines)
+
+    def read(self) -> dict[str, str]:
+        """Read all lines in the order in which they were written, by name."""
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT number, line FROM marks ORDER BY number")
+            return {f"mark {number}": line for number, line in found}
+
+    def stamp(self) -> Hashable:
+        """Return a value that changes when lines are written."""
+        with self._database.reading() as connection:
+            found: Hashable = connection.execute(
+                "SELECT count(*), max(number) FROM marks"
+            ).fetchone()
+        return found
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Remove damaged lines by name and keep the others."""
+        with self._database.writing() as connection:
+            numbers = [(int(name.removeprefix("mark ")),) for name in names]
+            connection.executemany("DELETE FROM marks WHERE number = ?", numbers)
+
+    def keep_photo(self, path: str, content: bytes | None) -> str:
+        """Keep a query photo beside the index and return the path of the copy."""
+        from listwise.data.photos import photo_digest
+
+        folder = self._root / _QUERIES
+        content = Path(path).read_bytes() if content is None else content
+        copy = folder / f"{photo_digest(content)}{Path(path).suffix.lower()}"
+        try:
+            with self._database.writing():  # one process at a time
+                if not copy.exists():
+                    folder.mkdir(exist_ok=True)
+                    partial = folder / "new.tmp"
+                    partial.write_bytes(content)
+                    publish(partial, copy)
+                    sync_folder(self._root)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+        return str(copy.absolute())
+
+    def find_photo(self, path: str) -> str:
+        """Return where a kept query photo is now; an index may have been moved."""
+        moved = self._root / _QUERIES / Path(path).name
+        return str(moved.absolute()) if not Path(path).exists() and moved.is_file() else path
+
+
 class FolderStore(Store):
-    """A store of entries in LanceDB, searched with FAISS. Several threads may use it."""
+    """A store of entries in a folder. Several threads and processes may use it."""
 
     engine = "embedded"
 
-    def __init__(
-        self, root: Path, header: IndexHeader, table: EntryTable, number: int, aside: bool = False
-    ) -> None:
+    def __init__(self, root: Path, number: int, aside: bool = False) -> None:
         self.uri = str(root)
         self.generation = number
         self._root = root
-        self._folder = generation_folder(root, number)
         self._aside = aside  # may be changed although it is not the current generation
-        self._earlier: FolderStore | None = None  # the previous generation, to remove entries from
-        self._table = table
-        self.header = self._with_local(header)
-        self._changes = threading.RLock()  # guards changes of the table and the mirror
-        self._making = threading.RLock()  # guards the creation of a mirror; acquired first
-        self._mirror: Mirror[DescriptorSearch] | None = None  # read when it is first needed
+        self._records = Database(root / _ROOT, self.uri)
+        self._entries = Database(_database(root, number), self.uri)
+        self._following = threading.RLock()  # guards what follows from the database
+        self._choosing = threading.RLock()  # guards the choice of a search method; acquired first
+        self._descriptors: Descriptors | None = None  # read when they are first needed
+        self._seen = 0  # the version that the rows are of
+        self._compressed: CompressedSearch | None = None
+        self._chosen = False  # whether the search method was read
         self._matching: dict[Filter, tuple[int, Keys]] = {}  # recent filters, by version
-        self._examined = -1  # the version that `examine` read
+        self._examined = ""  # the file of descriptors when the entries were examined
+        self.refresh()
 
     @staticmethod
     def exists(place: str) -> bool:
         """Whether a folder holds an index."""
-        folder = Path(place)
-        # Without the header of generation 0, a record shows that the index was upgraded.
-        return (folder / _HEADER).is_file() or has_record(folder)
+        return _read_record(Path(place)) is not None
 
     @classmethod
     def open(cls, place: str) -> "FolderStore":
         """Open the index in a folder."""
-        root = Path(place)
-        return cls._open(root, read_record(root).current)
-
-    @classmethod
-    def _open(cls, root: Path, number: int, aside: bool = False) -> "FolderStore":
-        folder = generation_folder(root, number)
-        header = _read_header(folder, root)
-        # Before LanceDB reads them: a wrong number in its files can end the process.
-        damaged = guards.damaged_files(folder)
-        if damaged and aside:
-            files = ", ".join(str((folder / file).relative_to(root)) for file in damaged[:3])
-            raise DamagedIndexError(
-                f"{files} of {root} changed after it was written. It belongs to an earlier or "
-                "unfinished generation, which listwise index check does not repair: delete it with "
-                f"listwise index discard {shlex.quote(str(root))}"
-            )
-        if damaged:
-            raise damage(str(root), f"{', '.join(damaged[:3])} changed after it was written")
-        return cls(root, header, EntryTable.open(folder, str(root)), number, aside)
+        record = _read_record(Path(place))
+        return cls(Path(place), 0 if record is None else record.current)
 
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "FolderStore":
         """Create an empty index in a new or empty folder."""
-        folder = Path(place)
+        root = Path(place)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            foreign = {path.name for path in folder.iterdir()} - _OURS
+            root.mkdir(parents=True, exist_ok=True)
+            foreign = {path.name for path in root.iterdir() if not _OURS.fullmatch(path.name)}
             if foreign and not cls.exists(place):
-                raise InputError(
-                    f"{folder} holds other files ({min(foreign)}): give another folder"
-                )
-            return cls._create(folder, header, 0)
+                raise InputError(f"{root} holds other files ({min(foreign)}): give another folder")
+            made = closing(Database.create(root / _ROOT, place, _MARKS))
+            # Another process that creates it waits.
+            with made as records, records.writing() as connection:
+                if "record" in read_settings(connection, place):
+                    raise InputError(f"an index at {root} exists already")
+                if int(_settings_of(_database(root, 0), place).get("rows", "0")):
+                    raise damage(place, f"{_ROOT} has lost its content")
+                _delete_generations(root, set())  # of an unfinished attempt
+                _create_generation(root, 0, header)
+                # Written last: a folder without it is not an index.
+                write_settings(connection, {"record": GenerationRecord().model_dump_json()})
         except OSError as error:
-            raise InputError(f"cannot create an index at {folder}: {error.strerror}") from error
-
-    @classmethod
-    def _create(
-        cls, root: Path, header: IndexHeader, number: int, aside: bool = False
-    ) -> "FolderStore":
-        folder = generation_folder(root, number)
-        with FileLock(folder / _LOCK):
-            if (folder / _HEADER).exists():
-                raise InputError(f"an index at {root} exists already")
-            table = EntryTable.create(folder, header.dim, str(root))
-            guards.sync(folder)
-            # Written last: a folder without it is not an index, and the next attempt restarts.
-            write_text(folder / _HEADER, header.model_dump_json(indent=2))
-            guards.update(folder)
-        return cls(root, header, table, number, aside)
+            raise InputError(f"cannot create an index at {root}: {error.strerror}") from error
+        return cls(root, 0)
 
     def __len__(self) -> int:
-        return self._table.count()
+        with self._snapshot() as (_, rows):
+            return len(rows)
 
     def put(self, new: NewEntries) -> None:
         """Write entries in one commit; they replace entries with the same keys."""
         if not len(new.entries):
             return
-        with self._commit():
+        with self._commit() as (connection, settings):
             self.check_new(new)
             new = _distinct(new)
-            keys = np.array([entry.key for entry in new.entries], np.int64)
-            stamp = randbits(63)
-            self._table.put(new, stamp, replacing=self._table.has_any(keys))
-            if self._mirror is not None:
-                self._mirror.put(Rows(keys, np.full(len(keys), stamp), new.descriptors))
+            start = int(settings["rows"])
+            keys = [entry.key for entry in new.entries]
+            _drop(connection, _positions(connection, keys).values())
+            append_rows(self._root / settings["descriptors"], np.asarray(new.descriptors), start)
+            _insert(connection, new, start)
+            settings["rows"] = str(start + len(keys))
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries in one commit and return their number."""
         keys = possible_keys(keys)
         if not keys:
             return 0
-        with self._commit():
-            # First from the generation that a rollback would return to: after a kill in between,
-            # the entries are still there to be removed again.
-            self._remove_earlier(keys)
-            count = self._table.remove(keys)
-            if self._mirror is not None:
-                self._mirror.remove(np.array(keys, np.int64))
-        return count
+        with self._commit() as (connection, settings):
+            previous = None if self._aside else self.record().previous
+            if previous is not None:
+                # First from the generation that a rollback would return to: after a kill in
+                # between, the entries are still there to be removed again.
+                with self.open_generation(previous, aside=True) as earlier:
+                    earlier.remove(keys)
+            positions = _positions(connection, keys).values()
+            _drop(connection, positions)
+            used = settings["descriptors"]
+            self._compact(connection, settings)
+        if settings["descriptors"] != used:
+            with suppress(OSError):  # Windows keeps a file that is in use
+                (self._root / used).unlink()
+        return len(positions)
 
     def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
         """Set an attribute of entries in one commit, or remove it if the value is empty."""
-        keys = possible_keys(keys)
-        if not keys:
-            return 0
-        with self._commit():
-            return self._table.set_attribute(keys, name, value)
+        with self._commit() as (connection, _):
+            positions = _positions(connection, possible_keys(keys))
+            where = json.dumps([*positions.values()])
+            rows = list(_select(connection, ENTRY, f"position {_AMONG}", where))
+            filtering.drop_attributes(connection, where)
+            for row in rows:
+                changed = as_row(with_attribute(self._entry(row), name, value))
+                connection.execute(
+                    "UPDATE entries SET attributes = ?, entry_sum = ? WHERE key = ?",
+                    (changed["attributes"], entry_sum(changed), row["key"]),
+                )
+            filtering.add_attributes(connection, where)
+        return len(positions)
 
     @property
-    def mark_log(self) -> MarkFile:
+    def mark_log(self) -> MarkTable:
         """The log of the marks, which all generations share."""
-        return MarkFile(self._root)
+        return MarkTable(self._root, self._records)
 
-    def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """Return the entries with these keys; unknown keys are left out."""
-        return {entry.key: entry for entry in self._table.get(possible_keys(keys))}
-
-    def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Return entries by digest; unknown digests are left out."""
-        return {entry.digest: entry for entry in self._table.with_digests(digests)}
-
-    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
-        """Return `count` entries from position `start`, in the order of the table."""
-        if where is None:
-            return self._table.page(start, count)
-        keys = self.matching(where)[start : start + count].tolist()
-        found = self.get(keys)
-        return [found[key] for key in keys if key in found]
-
-    def matching(self, where: Filter) -> Keys:
-        """Return the keys of all entries that match a filter, in the order of the table."""
-        version = self._table.version
-        kept = self._matching.get(where)
-        if kept is not None and kept[0] == version:
-            return kept[1]
-        found: list[Keys] = [np.zeros(0, np.int64)]
-        unknown = set(where.names)
-        for keys, texts in self._table.attributes():
-            mask, missing = matching_rows(where, texts)
-            found.append(keys[mask])
-            unknown &= set(missing)
-        if unknown:
-            raise unknown_attribute(min(unknown), attribute_names(self.attribute_texts()))
-        matching = np.concatenate(found)
-        with self._changes:
-            while len(self._matching) >= _FILTERS:
-                self._matching.pop(next(iter(self._matching)))
-            self._matching[where] = version, matching
-        return matching
-
-    def attribute_texts(self) -> Iterator[list[str]]:
-        """Read the attributes of all entries as JSON texts, part by part."""
-        return (texts.to_pylist() for _, texts in self._table.attributes())
-
-    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
-        """Return the thumbnails of entries by key; entries without one are left out."""
-        return self._table.thumbnails(possible_keys(keys))
+    def keys(self, where: Filter | None = None, most: int | None = None) -> Keys:
+        """Return the keys of the entries that match a filter, or of all, in the order written."""
+        with self._snapshot() as (connection, rows):
+            if where is None:
+                return rows.keys[rows.alive][:most]
+            return rows.keys[self._matching_positions(connection, rows, where)][:most]
 
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
-        if self.header.local:
-            return
-        with self._commit():
-            self._table.add_local_columns()
-        self.header = self._with_local(self.header)
-
-    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
-        """Return the encoded local features of entries; entries without them are left out."""
-        return self._table.local(possible_keys(keys))
+        if not self.header.local:
+            with self._commit() as (_, settings):
+                header = self.header.model_copy(update={"local": True})
+                settings["header"] = header.model_dump_json()
+            self.header = header
 
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
         """Write the local features of n entries in one commit."""
-        keys = [entry.key for entry in entries]
-        digests = {entry.key: entry.digest for entry in entries}
-        if keys:
-            with self._commit():
-                self._table.put_local(digests, dict(zip(keys, local, strict=True)))
-
-    def without_local(self) -> list[int]:
-        """Return the keys of the entries without local features."""
-        return self._table.without_local()
-
-    def count_local(self) -> tuple[int, int]:
-        """Return the number of entries with local features, and the bytes of all of them."""
-        sums = self._table.local_sums()
-        return len(sums), int((sums >> 32).sum())
+        with self._commit() as (connection, _):
+            for entry, content in zip(entries, local, strict=True):
+                query = "SELECT position FROM entries WHERE key = ? AND digest = ?"
+                found = connection.execute(query, (entry.key, entry.digest)).fetchone()
+                if found is not None:
+                    connection.execute("REPLACE INTO local VALUES (?, ?)", (*found, content))
+                    connection.execute(
+                        "UPDATE entries SET local_sum = ? WHERE position = ?",
+                        (content_sum(entry.key, content), *found),
+                    )
 
     def search(
         self, queries: ArrayLike, k: int, /, where: Filter | None = None
     ) -> tuple[Float32, Keys]:
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
-        among = None if where is None else self.matching(where)
-        return self._searched().search.search(vectors, k, among)
+        if not self._chosen:
+            self._choose()
+        with self._snapshot() as (connection, rows):
+            method = self._compressed or rows
+            among = None
+            if where is not None:
+                among = self._matching_positions(connection, rows, where)
+        scores, positions = method.search(vectors, k, among)
+        # Equal scores by key: positions depend on the order in which entries were written.
+        return best_of(scores, np.append(rows.keys, -1)[positions], k)
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
-        """Read descriptors by key, from memory if possible, otherwise from the table."""
-        mirror = self._mirror
-        if mirror is not None and isinstance(mirror.search, FlatSearch):
-            known, rows = mirror.search.vectors(keys)
-            yield keys[known], rows
-            keys = keys[~known]
-        search = None if mirror is None else mirror.search
-        read = search.rows if isinstance(search, CompressedSearch) else self._table.rows
-        for part in read(keys):
-            yield part.keys, part.descriptors
+        """Read descriptors by key, part by part: keys [n], rows [n, C]."""
+        for part in in_parts(keys, _TOGETHER):
+            with self._snapshot() as (connection, rows):
+                positions = [*_positions(connection, part.tolist()).values()]
+                found = rows.read(np.array(positions, np.int64))
+            yield rows.keys[positions], found
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose a search method that meets the intent, measure it, and save the choice.
 
         A compressed search that was chosen for the same intent and about as many entries is kept.
         """
-        with self._making:
-            before = read_state(self._folder)
-            entries, dim = len(self), self.header.dim
-            was_exact = before is not None and not before.compressed
+        with self._choosing:
+            with self._snapshot() as (connection, rows):
+                before = _state(read_settings(connection, self.uri))
+            entries, dim = len(rows), self.header.dim
+            search = None
+            was_exact = before.tuned is not None and not before.codes
             if exact_will_do(intent, entries, dim, is_exact=was_exact):
-                tuned = self._tune_exact(intent, before)
+                spent = median_milliseconds(rows.search, rows.read(_sample(rows, _SAMPLE)))
+                tuned = TuningResult("exact", 1.0, spent, exact_memory(len(rows.keys), dim))
             else:
-                kept = None if before is None else self._kept(before)
-                if before and kept and before.intent == intent and entries < 2 * before.entries:
-                    self._take(kept)
-                    if not self._needs_copy(kept.search):
-                        return before.tuned
-                if kept is None:
+                search = self._kept(before, rows)
+                same = before.intent == intent and entries < 2 * before.entries
+                if search is not None and before.tuned is not None and same:
+                    self._use(search)
+                    return before.tuned
+                if search is None:
                     on_note(compression_note(entries, dim))
-                tuned = self._tune_compressed(intent, before, kept)
+                search, tuned = _tuned(search, intent, rows)
+            self._use(search)
+            self._save(SearchState(intent=intent, tuned=tuned, entries=entries), search)
             lacking = shortcomings(intent, tuned)
             if lacking:
                 on_note(f"no search method meets all limits; the best one has {', '.join(lacking)}")
@@ -328,117 +380,118 @@ class FolderStore(Store):
 
     def facts(self) -> dict[str, Any]:
         """Size on disk, search method and measurements."""
-        state = read_state(self._folder)
+        state = _state(self._settings())
+        sizes = (path.stat().st_size for path in self._root.iterdir() if path.is_file())
+        unknown = {"method": "exact, not measured", "recall": None, "milliseconds": None}
         return {
-            "bytes": disk_bytes(self._root),
-            "intent": (state.intent if state else SearchIntent()).model_dump(mode="json"),
-            "method": state.tuned.method if state else "exact, not measured",
-            "recall": state.tuned.recall if state else None,
-            "milliseconds": state.tuned.milliseconds if state else None,
-            "memory": state.tuned.memory if state else None,
+            "bytes": sum(sizes),
+            "intent": state.intent.model_dump(mode="json"),
+            **(asdict(state.tuned) if state.tuned else {**unknown, "memory": None}),
         }
 
     def examine(self) -> Iterator[list[EntryCheck]]:
         """Read every entry and compare it with its checksums, part by part."""
-        self._examined = self._table.version
-        for raw in self._table.raw():
-            yield _examine(raw)
+        columns = ("position", *ENTRY, *_SUMS, *_CONTENTS)
+        where = "position > ? ORDER BY position LIMIT ?"
+        last = -1
+        while True:
+            with self._snapshot() as (connection, rows):
+                self._examined = rows.path.name
+                found = list(_select(connection, columns, where, last, _TOGETHER))
+                if not found:
+                    return
+                checks = _examine(rows, found)
+            yield checks
+            last = found[-1]["position"]
 
     def discard(self, places: Sequence[int]) -> None:
         """Remove damaged entries by the `place` of their `EntryCheck`."""
-        with self._commit():
-            if self._table.version != self._examined:  # rows may have other numbers now
+        with self._commit() as (connection, settings):
+            if settings["descriptors"] != self._examined:  # entries may have other positions now
                 raise InputError(f"{self.uri} was changed during the check: check it again")
-            self._table.remove_rows(places)
-
-    def add_checksums(self) -> None:
-        """Store the checksums of entries that an earlier version wrote without them."""
-        with self._commit():
-            self._table.add_sum_columns()
-        for keys in in_parts(self._table.stamps()[0].tolist(), _SUMMED):
-            entries = list(self.get(keys).values())
-            some = [entry.key for entry in entries]
-            known = self.thumbnails(some)
-            small = [known.get(key, b"") for key in some]
-            new = NewEntries(entries, self.vectors(np.array(some, np.int64)), small)
-            with self._commit():
-                self._table.set_sums(some, new_sums(new))
+            _drop(connection, places)
+            filtering.rebuild_attributes(connection)
 
     @staticmethod
-    def damaged_files(place: str) -> list[str]:
-        """Names of the damaged files of an index, relative to its folder."""
+    def check_files(place: str, repair: bool = False) -> list[str]:
+        """Names of the damaged files, relative to the folder; with `repair`, they are restored."""
         root = Path(place)
-        records, record = damaged_records(root), sound_record(root)
-        if record is None:
-            return records
-        folder = generation_folder(root, record.current)
-        files = guards.damaged_files(folder) + guards.damaged_copies(folder)
-        files += damaged_caches(folder) + _lost_changes(folder)
-        return records + [str((folder / file).relative_to(root)) for file in files]
+        found = _check_database(root / _ROOT, place, repair)
+        if found and not repair:
+            return found
+        record = _read_record(root) or GenerationRecord()
+        path = _database(root, record.current)
+        found += _check_database(path, place, repair)
+        if found and not repair:
+            return found
+        with (
+            closing(Database(path, place)) as database,
+            database.writing() if repair else database.reading() as connection,
+        ):
+            settings = read_settings(connection, place)
+            if not filtering.attributes_agree(connection):
+                found.append(path.name)
+                if repair:
+                    filtering.rebuild_attributes(connection)
+            descriptors = root / settings["descriptors"]
+            size = 4 * json.loads(settings["header"])["dim"] * int(settings["rows"])
+            if not descriptors.exists() or descriptors.stat().st_size < size:
+                found.append(descriptors.name)
+                if repair:  # its rows do not match their checksums: they are encoded again
+                    with descriptors.open("ab") as file:
+                        file.truncate(size)
+        state = _state(settings)
+        if state.codes and read_codes(root, state) is None:
+            found.append(state.codes)
+            if repair:  # they are built again for the next search
+                (root / state.codes).unlink(missing_ok=True)
+        return list(dict.fromkeys(found))
 
-    @classmethod
-    def repair_files(cls, place: str) -> list[str]:
-        """Repair the damaged files of an index and return their names.
-
-        Raises:
-            DamagedIndexError: a file cannot be repaired.
-        """
-        root = Path(place)
-        record = sound_record(root)
-        if record is None:
-            raise _not_repaired(root, RECORDS)
-        folder = generation_folder(root, record.current)
-        with FileLock(folder / _LOCK):
-            damaged = cls.damaged_files(place)
-            if damaged_records(root):
-                write_record(root, record)
-            left = guards.restore(folder)
-            for file in _lost_changes(folder):
-                (folder / file).unlink()
-            lost = [file for file in left if not guards.is_index_file(file)]
-            if lost:
-                raise _not_repaired(root, lost)
-            if left:
-                EntryTable.open(folder).rebuild_indices()
-            # The new version uses none of these, or makes them again.
-            for file in left + guards.damaged_copies(folder) + damaged_caches(folder):
-                (folder / file).unlink()
-            guards.sync(folder)
-            guards.update(folder)
-        return damaged
+    def refresh(self) -> None:
+        """Read the changes of other processes."""
+        where = "build the index again"
+        self.header = IndexHeader.parse(self._settings()["header"], self.uri, where)
 
     def stamp(self) -> Hashable:
-        """Return a value that changes when entries change; `refresh` reads those of others."""
-        return self.generation, self._table.version
+        """Return a value that changes when entries change."""
+        return self.generation, self._settings()["version"]
 
-    def versions(self) -> tuple[Keys, Keys]:
-        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
-        return self._table.versions()
+    def _settings(self) -> dict[str, str]:
+        with self._entries.reading() as connection:
+            return read_settings(connection, self.uri)
 
     def record(self) -> GenerationRecord:
         """Read which generations the index has now."""
-        return read_record(self._root)
+        with self._records.reading() as connection:
+            settings = read_settings(connection, self.uri)
+        return GenerationRecord.model_validate_json(settings["record"])
 
     def save_record(self, record: GenerationRecord) -> None:
         """Replace the record of the generations in one step."""
-        write_record(self._root, record)
+        with self._records.writing() as connection:
+            write_settings(connection, {"record": record.model_dump_json()})
 
     def open_generation(self, number: int, *, aside: bool = False) -> "FolderStore":
         """Open another generation of the index."""
-        return self._open(self._root, number, aside)
+        try:
+            return FolderStore(self._root, number, aside)
+        except DamagedIndexError as error:
+            if not aside:
+                raise
+            raise DamagedIndexError(
+                f"an earlier or unfinished generation of {self.uri} is damaged, which listwise "
+                "index check does not repair: delete it with listwise index discard "
+                f"{shlex.quote(self.uri)}"
+            ) from error
 
     def create_generation(self, number: int, header: IndexHeader) -> "FolderStore":
         """Create an empty generation; it replaces an unfinished one."""
-        folder = generation_folder(self._root, number)
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
-        if (folder / _HEADER).exists():
-            return self._open(self._root, number, aside=True)
-        return self._create(self._root, header, number, aside=True)
+        _create_generation(self._root, number, header)
+        return FolderStore(self._root, number, aside=True)
 
     def drop_generations(self) -> None:
         """Delete the data of the generations that the record does not name."""
-        drop_unused(self._root, self.record())
+        _delete_generations(self._root, self.record().numbers)
 
     def free_bytes(self) -> int:
         """Free space on the disk of the folder."""
@@ -458,337 +511,376 @@ class FolderStore(Store):
     @contextmanager
     def pausing(self) -> Iterator[None]:
         """Hold back changes of the entries by all processes, for the moment of a switch."""
-        with self._locked():
+        with self._entries.writing():
             if not self.is_current():
                 raise self.upgraded()
             yield
 
-    def refresh(self) -> None:
-        """Read the changes of other processes."""
-        mirror = self._mirror
-        if mirror is not None and self._table.version != mirror.seen:
-            with self._changes:
-                mirror.catch_up(self._table)
-        self.header = self._with_local(self.header)
-
     def close(self) -> None:
-        """Release memory."""
-        with self._changes:
-            self._mirror = None
-
-    def _with_local(self, header: IndexHeader) -> IndexHeader:
-        """The header, where `local` is whether the table has columns for local features.
-
-        They are added in one commit, whereas a change of the header in its file would be another.
-        """
-        return header.model_copy(update={"local": self._table.has_local()})
+        """Close files and release memory; the next use opens them again."""
+        with self._following:
+            self._descriptors = self._compressed = None
+            self._chosen = False
+            self._matching.clear()
+        self._entries.close()
+        self._records.close()
 
     @contextmanager
-    def _commit(self) -> Iterator[None]:
-        """Hold the locks for a change of the table: one thread of one process at a time."""
-        with (
-            self._locked(),
-            self._changes,
-        ):  # in this order, so that a waiting writer blocks no reader
-            # A switch needs the lock too, so the generation stays the current one meanwhile.
+    def _commit(self) -> Iterator[tuple[sqlite3.Connection, dict[str, str]]]:
+        """A transaction of a change, and the settings, which it may change."""
+        with self._entries.writing() as connection:
+            # A switch holds back changes, so the generation stays the current one meanwhile.
             if not self._aside and not self.is_current():
                 raise self.upgraded()
-            mirror = self._mirror
-            nothing_missed = mirror is not None and self._table.version == mirror.seen
-            yield
-            with self._warning():
-                self._table.tidy()
+            settings = read_settings(connection, self.uri)
             try:
-                guards.sync(self._folder)
+                yield connection, settings
             except OSError as error:
-                raise InputError(f"cannot write to {self._folder}: {error.strerror}") from error
-            with self._warning():
-                guards.update(self._folder)
-            if mirror is not None and nothing_missed:
-                mirror.seen = self._table.version
-
-    def _remove_earlier(self, keys: Sequence[int]) -> None:
-        """Remove entries from the previous generation too, if there is one."""
-        number = None if self._aside else self.record().previous
-        if number is None:
-            self._earlier = None
-            return
-        if self._earlier is None or self._earlier.generation != number:
-            self._earlier = self._open(self._root, number, aside=True)
-        self._earlier.remove(keys)
+                raise InputError(f"cannot write to {self._root}: {error.strerror}") from error
+            settings["version"] = str(int(settings["version"]) + 1)
+            write_settings(connection, settings)
 
     @contextmanager
-    def _warning(self) -> Iterator[None]:
-        """Log errors of what may fail after a change is committed."""
-        try:
-            yield
-        except (InputError, OSError) as error:
-            _log.warning("%s: old files are not removed: %s", self.uri, error)
+    def _snapshot(self) -> Iterator[tuple[sqlite3.Connection, Descriptors]]:
+        """A connection that sees one commit, and the descriptors at this commit or a later one."""
+        with ExitStack() as stack:
+            with self._following:
+                connection = stack.enter_context(self._entries.reading())
+                rows = self._follow(connection)
+            yield connection, rows
 
-    @contextmanager
-    def _locked(self, patience: float = -1) -> Iterator[None]:
-        """Hold the lock of the folder; wait for it, at most `patience` seconds if not negative."""
-        lock = FileLock(self._folder / _LOCK)
-        try:
-            lock.acquire(timeout=patience)
-        except Timeout:
-            raise
-        except OSError as error:
-            raise InputError(f"cannot write to {self._folder}: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            lock.release()
+    def _follow(self, connection: sqlite3.Connection) -> Descriptors:
+        """The descriptors, after the changes since the last call."""
+        settings = read_settings(connection, self.uri)
+        version, rows = int(settings["version"]), self._descriptors
+        path = self._root / settings["descriptors"]
+        if rows is None or rows.path != path:
+            rows = Descriptors(path, self.header.dim, self._damaged)
+            self._compressed, self._chosen = None, False  # its positions are those of another file
+        elif version == self._seen:
+            return rows
+        _update(rows, connection)
+        if self._descriptors is not rows:
+            (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+            if (len(rows.keys), len(rows)) != (int(settings["rows"]), entries):
+                raise damage(self.uri, f"{_database(self._root, self.generation).name} lacks rows")
+        self._descriptors, self._seen = rows, version
+        if self._compressed is not None:
+            self._compressed.update()
+        return rows
 
-    def _searched(self) -> Mirror[DescriptorSearch]:
-        """The mirror, which is read or built when it is first needed."""
-        mirror = self._mirror
-        if mirror is None:
-            with self._making:
-                mirror = self._mirror or self._load()
-        return mirror
+    def _matching_positions(
+        self, connection: sqlite3.Connection, rows: Descriptors, where: Filter
+    ) -> Keys:
+        """The positions of the entries that match a filter, sorted."""
+        kept = self._matching.get(where)
+        if kept is not None and kept[0] == self._seen:
+            return kept[1]
+        seen, alive = self._seen, rows.alive
+        found = filtering.matching_positions(connection, where, alive)
+        with self._following:
+            while len(self._matching) >= _FILTERS:
+                self._matching.pop(next(iter(self._matching)))
+            self._matching[where] = seen, found
+        return found
 
-    def _load(self) -> Mirror[DescriptorSearch]:
-        state = read_state(self._folder)
-        intent = SearchIntent() if state is None else state.intent
-        kept = None if state is None else self._kept(state)
-        if state is not None and kept is not None:
-            mirror = self._take(kept)
-            if mirror.unsaved > max(1000, len(mirror.stamps) // 100):
-                self._save(state, mirror, patience=0)
-            return mirror
-        compressed = state is not None and state.compressed
-        if not compressed and exact_will_do(intent, len(self), self.header.dim, is_exact=True):
-            mirror = self._take(self._exact_mirror(state))
-            if self._is_large() and mirror.unsaved > len(mirror.stamps) // 10:
-                self._tune_exact(intent, state, patience=0)  # saves a copy of the descriptors
-            return mirror
-        if compressed:
-            _log.warning("%s: the search cache is missing or damaged: rebuilding it", self.uri)
-        self.tune(intent, lambda note: _log.warning("%s: %s", self.uri, note))
-        assert self._mirror is not None
-        return self._mirror
+    def _rows(self, columns: Sequence[str], values: Values = None, by: str = "key") -> Rows:
+        with self._entries.reading() as connection:
+            if values is None:
+                found = _select(connection, columns)
+            else:
+                found = _select(connection, columns, f"{by} {_AMONG}", json.dumps(values))
+            while part := list(islice(found, _TOGETHER)):
+                yield part
 
-    def _take(self, mirror: Mirror[DescriptorSearch]) -> Mirror[DescriptorSearch]:
-        """Bring a mirror up to date and use it from now on."""
-        mirror.catch_up(self._table)  # reads most rows while others may still write
-        with self._changes:
-            mirror.catch_up(self._table)
-            self._mirror = mirror
-        return mirror
+    def _damaged(self, keys: Keys) -> DamagedIndexError:
+        """The error for damaged descriptors."""
+        rows = self._all(["id"], keys.tolist())
+        return damaged_entries(self.uri, sorted(row["id"] for row in rows))
 
-    def _kept(self, state: SearchState) -> Mirror[CompressedSearch] | None:
-        """Load the compressed search of a state; None if its files are missing or damaged."""
-        if state.files is None:
+    def _choose(self) -> None:
+        """Read or build the search method when it is first needed."""
+        with self._choosing:
+            with self._snapshot() as (connection, rows):
+                state = _state(read_settings(connection, self.uri))
+            if self._chosen:  # another thread has read it
+                return
+            search = self._kept(state, rows)
+            if search is not None:
+                if self._use(search) > max(1000, len(rows) // 100):
+                    self._save(state, search, patience=0)
+                return
+            if state.codes:
+                _log.warning("%s: the search cache is missing or damaged: rebuilding it", self.uri)
+            elif exact_will_do(state.intent, len(rows), self.header.dim, is_exact=True):
+                self._use(None)
+                return
+            self.tune(state.intent, lambda note: _log.warning("%s: %s", self.uri, note))
+
+    def _use(self, search: CompressedSearch | None) -> int:
+        """Use a search method from now on; how many changes it had missed."""
+        changes = 0 if search is None else search.update()
+        with self._following:
+            if search is None or search.rows is self._descriptors:
+                if search is not None:
+                    search.update()
+                self._compressed, self._chosen = search, True
+        return changes
+
+    def _kept(self, state: SearchState, rows: Descriptors) -> CompressedSearch | None:
+        """The compressed search of a state; None if its file is missing or damaged."""
+        if self._compressed is not None and self._compressed.rows is rows:
+            return self._compressed
+        index = read_codes(self._root, state) if state.codes else None
+        if index is None:
             return None
-        found = read_files(self._folder, state.files)
-        if found is None:
-            return None
-        search = CompressedSearch(found[0], self._table.rows)
+        if state.descriptors == rows.path.name:
+            search = CompressedSearch(index, rows, state.added)
+        else:  # other positions, but the centroids still fit
+            index.reset()
+            search = CompressedSearch(index, rows)
         search.probes, search.candidates = state.probes, state.candidates
-        mirror = Mirror(search, found[1])
-        self._use_copy(mirror, state.descriptors)
-        return mirror
-
-    def _use_copy(self, mirror: Mirror[CompressedSearch], saved: SavedDescriptors | None) -> None:
-        """Let a compressed search read descriptors from a copy, if it can be opened."""
-        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
-        if copy is not None:
-            copy.use(mirror.stamps)
-            mirror.copy, mirror.search.copy = saved, copy
-
-    def _exact_mirror(self, state: SearchState | None) -> Mirror[DescriptorSearch]:
-        """A mirror for exact search, with the saved copy of the descriptors if it is sound."""
-        saved = None if state is None else state.descriptors
-        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
-        if copy is None or copy.saved.dim != self.header.dim or not copy.sound():
-            return Mirror(FlatSearch(self.header.dim))
-        if len(np.unique(copy.keys)) < len(copy.keys):
-            # A compressed search has written it: rows that changed meanwhile are in it twice.
-            return Mirror(FlatSearch(self.header.dim))
-        stamps = KeyMap()
-        stamps.put(copy.keys, copy.stamps)
-        mirror: Mirror[DescriptorSearch]
-        mirror = Mirror(FlatSearch(self.header.dim, copy.rows, copy.keys), stamps)
-        mirror.copy = saved
-        return mirror
-
-    def _sound_copy(self, state: SearchState) -> SavedDescriptors | None:
-        """The copy of the descriptors of a state, if it is sound and has most of the entries."""
-        saved = state.descriptors
-        copy = None if saved is None else DescriptorFile.open(self._folder, saved)
-        if copy is None or copy.saved.dim != self.header.dim:
-            return None
-        stamps = KeyMap()
-        stamps.put(*self._table.stamps())
-        copy.use(stamps)
-        return saved if len(copy) >= _MOSTLY * len(stamps) and copy.sound() else None
-
-    def _is_large(self) -> bool:
-        """Whether a copy of the descriptors saves much time."""
-        return 4 * len(self) * self.header.dim > _COPIED
-
-    def _needs_copy(self, search: CompressedSearch) -> bool:
-        """Whether many descriptors are not in the copy that a search reads."""
-        copied = 0 if search.copy is None else len(search.copy)
-        return self._is_large() and copied < _MOSTLY * len(search)
-
-    def _tune_exact(
-        self, intent: SearchIntent, before: SearchState | None, patience: float = -1
-    ) -> TuningResult:
-        mirror = self._mirror
-        if mirror is None or not isinstance(mirror.search, FlatSearch):
-            mirror = self._take(self._exact_mirror(before))
-        spent = median_milliseconds(mirror.search.search, self._sample(_SAMPLE).descriptors)
-        tuned = TuningResult("exact", 1.0, spent, mirror.search.memory)
-        state = SearchState(intent=intent, tuned=tuned, entries=len(mirror.stamps))
-        self._save(state, mirror, patience)
-        return tuned
-
-    def _tune_compressed(
-        self,
-        intent: SearchIntent,
-        before: SearchState | None,
-        kept: Mirror[CompressedSearch] | None,
-    ) -> TuningResult:
-        sample = self._sample(_SAMPLE)
-        exact = ExactNeighbors(sample.keys, sample.descriptors)
-        entries = len(self)
-        saved = None if before is None else self._sound_copy(before)
-        writer = None
-        if saved is None and self._is_large():
-            writer = DescriptorWriter(self._folder, self.header.dim)
-
-        def on_rows(rows: Rows) -> None:
-            exact.add(rows.keys, rows.descriptors)
-            if writer is not None:
-                writer.add(rows)
-
-        if kept is not None and isqrt(entries) <= 2 * kept.search.lists:
-            mirror, search = kept, kept.search
-            for rows in self._table.rows():
-                on_rows(rows)
-            mirror.catch_up(self._table)
-        else:
-            rows = self._sample(training_size(entries))
-            search = CompressedSearch(trained_index(rows.descriptors, entries), self._table.rows)
-            mirror = Mirror(search)
-            mirror.catch_up(self._table, on_rows)
-        with self._saving():
-            self._use_copy(mirror, saved if writer is None else writer.save())
-        set_probes(search, exact, intent.recall)
-        self._take(mirror)
-        measured = measure(search.search, exact)
-        probes, candidates = search.probes, search.candidates
-        method = f"compressed: 1 bit per dimension, {probes} of {search.lists} lists, "
-        tuned = TuningResult(f"{method}{candidates} candidates", *measured, search.memory)
-        state = SearchState(
-            intent=intent, tuned=tuned, entries=entries, probes=probes, candidates=candidates
-        )
-        self._save(state, mirror)
-        return tuned
-
-    def _sample(self, count: int) -> Rows:
-        """Read random entries."""
-        keys, _ = self._table.stamps()
-        chosen = np.random.default_rng(0).choice(keys, min(count, len(keys)), replace=False)
-        none = Rows(keys[:0], keys[:0], np.zeros((0, self.header.dim), np.float32))
-        return Rows(*map(np.concatenate, zip(none, *self._table.rows(chosen), strict=True)))
+        return search
 
     def _save(
-        self, state: SearchState, mirror: Mirror[DescriptorSearch], patience: float = -1
+        self, state: SearchState, search: CompressedSearch | None, patience: float = PATIENCE
     ) -> None:
         """Save the search method; if it cannot be written, it is chosen again next time."""
-        search = mirror.search
-        with self._saving(), self._locked(patience), self._changes:
-            files = None
-            if isinstance(search, CompressedSearch):
-                files = save_files(self._folder, search.index, mirror.stamps)
-                mirror.unsaved = 0
-            elif self._is_large() and (
-                mirror.copy is None or mirror.unsaved > len(mirror.stamps) // 10
-            ):
-                with self._saving():
-                    mirror.copy = self._copy_exact(search, mirror.stamps)
-                    mirror.unsaved = 0
-            named = {"files": files, "descriptors": mirror.copy}
-            save_state(self._folder, state.model_copy(update=named))
-
-    def _copy_exact(self, search: FlatSearch, stamps: KeyMap) -> SavedDescriptors:
-        """Write a copy of the descriptors of an exact search."""
-        writer = DescriptorWriter(self._folder, self.header.dim)
-        for keys, rows in search.parts():
-            writer.add(Rows(keys, stamps.find(keys)[1], rows))
-        return writer.save()
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Log an error of saving the search method, which does not prevent a search."""
         try:
-            yield
-        except Timeout:
-            return  # another process writes; the saved state is older but valid
+            with self._entries.writing(patience) as connection:
+                if search is not None:
+                    name, digest = save_codes(self._root, self.generation, search.index)
+                    follows = {"descriptors": search.rows.path.name, "added": search.added}
+                    follows |= {"probes": search.probes, "candidates": search.candidates}
+                    follows |= {"codes": name, "digest": digest}
+                    state = state.model_copy(update=follows)
+                write_settings(connection, {"search": state.model_dump_json()})
+                for path in self._root.glob(f"codes-{self.generation}-*"):
+                    if path.name != state.codes:
+                        path.unlink(missing_ok=True)
+        except BusyError:
+            return  # the saved state is older, but valid
         except (OSError, RuntimeError, InputError) as error:  # FAISS raises RuntimeError
             _log.warning("%s: the search method is not saved: %s", self.uri, error)
 
+    def _compact(self, connection: sqlite3.Connection, settings: dict[str, str]) -> None:
+        """Give back space: copy the descriptors in use if most were removed, and free pages."""
+        (last,) = connection.execute("SELECT max(number) FROM removed").fetchone()
+        gone, size = last or 0, 4 * self.header.dim
+        left = int(settings["rows"]) - gone
+        if gone * size > max(_SLACK, left * size):
+            self._copy_used(connection, settings, left)
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        for _ in range(free if free * _PAGE > _SLACK else 0):
+            connection.execute("PRAGMA incremental_vacuum(1)")  # Python ends it after one page
 
-def _lost_changes(folder: Path) -> list[str]:
-    """Names of the manifests of the last changes, if a power failure has lost a part of them.
+    def _copy_used(
+        self, connection: sqlite3.Connection, settings: dict[str, str], left: int
+    ) -> None:
+        """Copy the descriptors in use to another file, and change their positions."""
+        rows = Descriptors(self._root / settings["descriptors"], self.header.dim, self._damaged)
+        _update(rows, connection)
+        for path in self._root.glob(f"descriptors-{self.generation}-*"):
+            if path != rows.path:  # left from a process that was killed here
+                path.unlink(missing_ok=True)
+        settings["descriptors"] = _new_file(self._root, self.generation, int(settings["version"]))
+        settings["rows"] = str(left)
+        used = np.flatnonzero(rows.alive)
+        connection.execute("DELETE FROM removed")
+        connection.execute("DELETE FROM batches")
+        start = 0
+        for part in in_parts(used, _BATCH):
+            append_rows(self._root / settings["descriptors"], rows.read_all(part)[0], start)
+            _add_batch(connection, start, rows.keys[part], rows.sums[part])
+            moves = [pair for pair in enumerate(part.tolist(), start) if pair[0] != pair[1]]
+            for table in _OF_POSITIONS:
+                query = f"UPDATE {table} SET position = ? WHERE position = ?"
+                connection.executemany(query, moves)
+            start += len(part)
+        filtering.rebuild_attributes(connection)
 
-    LanceDB commits a change before its files are on the disk. Without these manifests, it reads the
-    version before.
-    """
-    unfinished = guards.unfinished(folder)
-    return [] if not unfinished or EntryTable.can_read(folder) else unfinished
+
+def _database(root: Path, generation: int) -> Path:
+    return root / f"entries-{generation}.sqlite"
 
 
-def _examine(raw: RawRows) -> list[EntryCheck]:
-    sound = small = None
-    if raw.descriptors is not None:
-        rows = as_rows(raw.descriptors)
-        sound = sound_descriptors(rows.keys, rows.descriptors, sums_of(raw.descriptors)).tolist()
-    if raw.thumbnails is not None:
-        small = [(row["thumbnail"], row.get("thumbnail_sum")) for row in raw.thumbnails.to_pylist()]
-    local = None
-    if raw.local is not None:
-        rows_of = raw.local.to_pylist()
-        local = [(row.get("local"), row.get(LOCAL_SUM)) for row in rows_of]
-    return examine_rows(raw.numbers.tolist(), _values(raw.entries), sound, small, local)
+def _check_database(path: Path, uri: str, repair: bool) -> list[str]:
+    """The name of a database if it is damaged; with `repair`, its indexes are built again."""
+    database = Database(path, uri)
+    if path.exists() and not database.damage():
+        return []
+    if repair and (not path.exists() or database.damage(repair=True)):
+        raise DamagedIndexError(
+            f"{uri} cannot be repaired: {path.name} is damaged; restore a backup of it, or build "
+            "the index again"
+        )
+    return [path.name]
 
 
-def _values(found: Any) -> list[dict[str, Any]] | None:
-    try:
-        values: list[dict[str, Any]] | None = None if found is None else found.to_pylist()
-    except ValueError:  # a text is not UTF-8
-        return None
-    return values
+def _new_file(root: Path, generation: int, version: int) -> str:
+    """Create an empty file of descriptors and return its name."""
+    path = root / f"descriptors-{generation}-{version}.f32"
+    path.write_bytes(b"")
+    sync_folder(root)
+    return path.name
+
+
+def _create_generation(root: Path, number: int, header: IndexHeader) -> None:
+    """Create an empty generation, unless it exists."""
+    made = closing(Database.create(_database(root, number), str(root), _TABLES))
+    with made as database, database.writing() as connection:
+        if not read_settings(connection, str(root)):
+            settings = {"descriptors": _new_file(root, number, 0), "rows": "0", "version": "0"}
+            write_settings(connection, {"header": header.model_dump_json(), **settings})
+
+
+def _delete_generations(root: Path, kept: set[int]) -> None:
+    """Delete the files of generations."""
+    for path in root.iterdir():
+        found = re.match(r"(entries|descriptors|codes)-(\d+)[-.]", path.name)
+        if found and int(found[2]) not in kept:
+            with suppress(OSError):  # Windows keeps a file that is in use
+                path.unlink()
+
+
+def _settings_of(path: Path, uri: str) -> dict[str, str]:
+    """The settings of a database; none if it does not exist or was not finished."""
+    if not path.is_file():
+        return {}
+    with closing(Database(path, uri)) as database, database.reading() as connection:
+        made = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return read_settings(connection, uri) if made else {}
+
+
+def _read_record(root: Path) -> GenerationRecord | None:
+    """The record of the generations of an index; None if there is no index."""
+    found = _settings_of(root / _ROOT, str(root)).get("record")
+    return None if found is None else GenerationRecord.model_validate_json(found)
+
+
+def _state(settings: dict[str, str]) -> SearchState:
+    """The saved search method."""
+    return SearchState.model_validate_json(settings.get("search", "{}"))
+
+
+def _tuned(
+    kept: CompressedSearch | None, intent: SearchIntent, rows: Descriptors
+) -> tuple[CompressedSearch, TuningResult]:
+    """A compressed search that meets an intent: the one that was kept if its lists still fit."""
+    sample = _sample(rows, _SAMPLE)
+    exact = ExactNeighbors(sample, rows.read(sample), rows.search)
+    if kept is not None and isqrt(len(rows)) <= 2 * kept.lists:
+        search = kept
+    else:
+        training = rows.read(_sample(rows, training_size(len(rows))))
+        search = CompressedSearch(trained_index(training, len(rows)), rows)
+    search.update()
+    set_probes(search, exact, intent.recall)
+    measured = exact.measure(search.search)
+    lists = f"{search.probes} of {search.lists} lists, {search.candidates} candidates"
+    method = f"compressed: 1 bit per dimension, {lists}"
+    memory = compressed_memory(len(search), rows.dim)
+    return search, TuningResult(method, *measured, memory)
+
+
+def _sample(rows: Descriptors, count: int) -> Keys:
+    """Random positions in use, sorted."""
+    used = np.flatnonzero(rows.alive)
+    chosen = np.random.default_rng(0).choice(used, min(count, len(used)), replace=False)
+    return np.sort(chosen)
+
+
+def _select(
+    connection: sqlite3.Connection, columns: Sequence[str], where: str = "TRUE", *values: object
+) -> Iterator[dict[str, Any]]:
+    """The key and other columns of the entries for which a condition holds."""
+    wanted = ", ".join(_CONTENTS.get(column, column) for column in ("key", *columns))
+    rows = connection.execute(f"SELECT {wanted} FROM entries WHERE {where}", values)
+    return (dict(zip(("key", *columns), row, strict=True)) for row in rows)
+
+
+def _positions(connection: sqlite3.Connection, keys: Sequence[int]) -> dict[int, int]:
+    """The positions of entries by key; unknown keys are left out."""
+    query = f"SELECT key, position FROM entries WHERE key {_AMONG}"
+    return dict(connection.execute(query, (json.dumps(keys),)).fetchall())
+
+
+def _drop(connection: sqlite3.Connection, positions: Collection[int]) -> None:
+    """Remove entries by position."""
+    if positions:
+        wanted = (json.dumps([*positions]),)
+        filtering.drop_attributes(connection, *wanted)
+        for table in _OF_POSITIONS:
+            connection.execute(f"DELETE FROM {table} WHERE position {_AMONG}", wanted)
+        query = "INSERT INTO removed (position) SELECT value FROM json_each(?)"
+        connection.execute(query, wanted)
+
+
+def _insert(connection: sqlite3.Connection, new: NewEntries, start: int) -> None:
+    """Add entries from a position on."""
+    sums = new_sums(new)
+    positions = range(start, start + len(new.entries))
+    columns = ["position", "key", *ENTRY, *_SUMS]
+    query = f"INSERT INTO entries ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    parts = zip(*(sums[name] for name in ("entry_sum", *_SUMS)), strict=True)
+    connection.executemany(
+        query,
+        [
+            (position, *as_row(entry).values(), *part)
+            for position, entry, part in zip(positions, new.entries, parts, strict=True)
+        ],
+    )
+    for table, contents in (("thumbnail", new.thumbnails), ("local", new.local)):
+        pairs = [pair for pair in zip(positions, contents, strict=True) if pair[1]]
+        connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", pairs)
+    keys = np.array([entry.key for entry in new.entries], np.int64)
+    _add_batch(connection, start, keys, np.array(sums["descriptor_sum"], np.int64))
+    filtering.add_attributes(connection, json.dumps([*positions]))
+
+
+def _add_batch(connection: sqlite3.Connection, start: int, keys: Keys, sums: Keys) -> None:
+    """Store the keys and the checksums of descriptors from a position on."""
+    values = start, keys.astype("<i8").tobytes(), sums.astype("<i8").tobytes()
+    connection.execute("INSERT INTO batches VALUES (?, ?, ?)", values)
+
+
+def _update(rows: Descriptors, connection: sqlite3.Connection) -> None:
+    """Read the keys and checksums of new descriptors, and which were removed."""
+    batches = connection.execute(
+        "SELECT keys, sums FROM batches WHERE start >= ? ORDER BY start", (len(rows.keys),)
+    ).fetchall()
+    removed = connection.execute(
+        "SELECT position FROM removed WHERE number > ? ORDER BY number", (len(rows.removed),)
+    ).fetchall()
+    keys, sums = (b"".join(batch[part] for batch in batches) for part in (0, 1))
+    rows.update(
+        np.frombuffer(keys, "<i8"),
+        np.frombuffer(sums, "<i8"),
+        np.array(removed, np.int64).reshape(-1),
+    )
+
+
+def _examine(rows: Descriptors, found: list[dict[str, Any]]) -> list[EntryCheck]:
+    """Compare entries, as they are stored, with their checksums."""
+    positions = np.array([row["position"] for row in found], np.int64)
+    sound = np.zeros(len(found), bool)
+    known = positions < len(rows.keys)
+    sound[known] = rows.read_all(positions[known])[1] & rows.alive[positions[known]]
+    keys = np.append(rows.keys, -1)[np.where(known, positions, -1)]
+    return [
+        examine_row(row["position"], row, bool(good) and key == row["key"])
+        for row, good, key in zip(found, sound, keys.tolist(), strict=True)
+    ]
 
 
 def _distinct(new: NewEntries) -> NewEntries:
     """Keep the last of the entries that share a key."""
-    last = {entry.key: place for place, entry in enumerate(new.entries)}
-    if len(last) == len(new.entries):
+    places = list({entry.key: place for place, entry in enumerate(new.entries)}.values())
+    if len(places) == len(new.entries):
         return new
-    places = list(last.values())
     return NewEntries(
         [new.entries[place] for place in places],
         new.descriptors[places],
         [new.thumbnails[place] for place in places],
-        [new.local[place] for place in places] if new.local else (),
+        [new.local[place] for place in places],
     )
-
-
-def _not_repaired(root: Path, files: Sequence[str]) -> DamagedIndexError:
-    return DamagedIndexError(
-        f"{root} cannot be repaired: {', '.join(files[:3])} has no copy; restore a backup of it, "
-        "or build the index again"
-    )
-
-
-def _read_header(folder: Path, root: Path) -> IndexHeader:
-    path = folder / _HEADER
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return IndexHeader.parse(content, path, f"run listwise index check {root} --repair")

@@ -1,21 +1,33 @@
-"""Choose a search method for an intent, by measurement."""
+"""Choose a search method for an intent, by measurement, and save it.
 
+The method is a setting of the database of an index, and a compressed search has a file, which can
+be built again from the descriptors at any time. The setting is written after the file and has its
+checksum, so a damaged or unfinished file is never used.
+"""
+
+import hashlib
 import os
 import time
 from functools import cache
 from itertools import count as count_from
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
+from listwise.files import publish
+from listwise.search.entries import Float32, Keys
+from listwise.search.exact import RECALL_AT, ExactNeighbors, median_milliseconds
 from listwise.search.folder.compressed import CompressedSearch
-from listwise.search.folder.flat import FlatSearch, exact_memory
-from listwise.search.measuring import RECALL_AT, ExactNeighbors, median_milliseconds
+from listwise.search.folder.descriptors import exact_memory, search_parts
 from listwise.search.store import SearchIntent, TuningResult
 
 _EXACT_MILLISECONDS = 100.0  # latency up to which exact search is used by default
 _RECALL = 0.95  # of compressed search, by default
 _MEMORY_SHARE = 0.5  # of the machine's memory, by default
+_USUAL_MEMORY = 8 << 30  # of a machine that does not tell its own
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
 _SLOWEST = 5e9  # bytes searched per second; a lower measurement means a busy machine
 
@@ -32,49 +44,52 @@ def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool =
     if intent.recall == 1 and intent.milliseconds is None:
         return True
     fast = intent.milliseconds or _EXACT_MILLISECONDS * (2 if is_exact else 1)
-    # The measurement takes longer than many searches, and a small index does not depend on it.
-    return _at_most(entries, dim) <= fast or exact_milliseconds(entries, dim) <= fast
+    return exact_milliseconds(entries, dim, fast) <= fast
 
 
 def compression_note(entries: int, dim: int) -> str:
     """Tell the user what exact search would take, and that a compressed search is built."""
-    milliseconds = _at_most(entries, dim)
-    if milliseconds >= 0.5:  # it is not shown as 0
-        milliseconds = exact_milliseconds(entries, dim)
     return (
-        f"exact search through {entries} descriptors would take {milliseconds:.0f} ms per query "
-        f"and {4e-9 * entries * dim:.2f} GB: building a compressed search"
+        f"exact search through {entries} descriptors would take "
+        f"{exact_milliseconds(entries, dim, 0.5):.0f} ms per query and "
+        f"{4e-9 * entries * dim:.2f} GB: building a compressed search"
     )
 
 
-def _at_most(entries: int, dim: int) -> float:
-    """An upper bound of `exact_milliseconds`, without a measurement."""
-    return 1000 * entries * 4 * dim / _SLOWEST
+def exact_milliseconds(entries: int, dim: int, enough: float) -> float:
+    """An estimate of the latency of exact search, in milliseconds.
 
-
-def exact_milliseconds(entries: int, dim: int) -> float:
-    """An estimate of the latency of exact search, in milliseconds."""
-    return 1000 * entries * 4 * dim / _bytes_per_second()
+    The speed of this machine is measured unless the latency is below `enough` at any speed: a
+    measurement takes longer than many searches of a small index.
+    """
+    at_most = 1000 * entries * 4 * dim / _SLOWEST
+    return at_most if at_most < enough else at_most * _SLOWEST / _bytes_per_second()
 
 
 @cache
 def _bytes_per_second() -> float:
     """The speed of exact search on this machine."""
     dim, entries = 1024, 1 << 15
-    search = FlatSearch(dim)
     rows = np.full((entries, dim), dim**-0.5, np.float32)
-    search.put(np.arange(entries), rows, np.zeros(entries, bool))
+    positions = np.arange(entries)
+
+    def read(start: int) -> tuple[Keys, Float32]:
+        return positions[start : start + 4096], rows[start : start + 4096]
+
     times = []
     for _ in range(8):
         start = time.perf_counter()
-        search.search(rows[:1], RECALL_AT)
+        search_parts(range(0, entries, 4096), read, rows[:1], RECALL_AT)
         times.append(time.perf_counter() - start)
     return max(_SLOWEST, rows.nbytes / min(times))
 
 
 def machine_memory() -> int:
     """Memory that this process may use, of the machine or of its container, in bytes."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):  # not on Windows
+        total = _USUAL_MEMORY
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
         return min(total, int(limit))
@@ -136,3 +151,62 @@ def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
     if intent.recall is not None and tuned.recall < intent.recall:
         lacking.append(f"recall {tuned.recall:.3f} instead of {intent.recall:g}")
     return lacking
+
+
+class SearchState(BaseModel):
+    """The intent of the user, the search method chosen for it, and its measurements.
+
+    Attributes:
+        intent: the requirements of the user.
+        tuned: the method and what was measured; None if nothing was measured yet.
+        entries: the number of entries when it was measured.
+        probes: the number of lists that a compressed search searches; 0 for exact search.
+        candidates: the number of candidates of a compressed search.
+        codes: the name of the file with its codes.
+        digest: the checksum of that file.
+        descriptors: the name of the file of descriptors that the codes are of.
+        added: the number of positions that have codes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    intent: SearchIntent = SearchIntent()
+    tuned: TuningResult | None = None
+    entries: int = 0
+    probes: int = 0
+    candidates: int = 0
+    codes: str = ""
+    digest: str = ""
+    descriptors: str = ""
+    added: int = 0
+
+
+def save_codes(folder: Path, generation: int, index: Any) -> tuple[str, str]:
+    """Write the codes of a compressed search: the name of the file, and its checksum."""
+    import faiss
+
+    name = f"codes-{generation}-{token_hex(8)}.faiss"
+    partial = folder / f"{name}.tmp"
+    try:
+        faiss.write_index(index, str(partial))
+        digest = _digest(partial)
+        publish(partial, folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
+    return name, digest
+
+
+def read_codes(folder: Path, state: SearchState) -> Any:
+    """The FAISS index of a compressed search; None if its file is missing or damaged."""
+    import faiss
+
+    path = folder / state.codes
+    try:
+        return faiss.read_index(str(path)) if _digest(path) == state.digest else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

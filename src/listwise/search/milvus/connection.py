@@ -1,11 +1,10 @@
 """A connection to one collection of Milvus, on a server or cluster or in a milvus-lite file."""
 
-import _thread
-import logging
-import os
 import re
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,12 @@ from listwise.optional import requires
 _CONNECT = 5.0  # seconds to wait for the first answer of a server
 _ANSWER = 60.0  # seconds to wait for every other answer
 _PORT = 19530
+MOST = 16384  # maximum rows per answer of a server
+KEYS = 1 << 63  # all keys are smaller
 _COLLECTION = "listwise"  # name of the only collection in a file
+
+Field = tuple[str, str, dict[str, int]]
+"""A field of a collection: its name, type and options."""
 
 # milvus-lite serves a file to all clients of one process, and to no other process.
 _users: Counter[str] = Counter()
@@ -63,9 +67,9 @@ class Connection:
     generations. Generation N is a collection of its own.
     """
 
-    def __init__(self, place: Place, generation: int = 0) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
-        self.collection = self.collection_of(generation)
+        self.collection = place.collection
         client, self._errors = _pymilvus(place)
         if place.file is not None:
             _check_file(place)
@@ -86,46 +90,91 @@ class Connection:
                 f"{_reason(error)}"
             ) from error
 
-    def collection_of(self, generation: int) -> str:
-        """The name of the collection of a generation."""
-        base = self.place.collection
-        return f"{base}_generation_{generation}" if generation else base
+    def beside(self, ending: str) -> "Connection":
+        """This connection for the collection with the name of the index and an ending."""
+        other = copy(self)
+        other.collection = f"{self.place.collection}{ending}"
+        return other
 
-    def call(
-        self,
-        method: str,
-        *,
-        timeout: float | None = _ANSWER,
-        collection: str = "",
-        **arguments: Any,
-    ) -> Any:
-        """Call a method of the pymilvus client on the collection, or on another one."""
+    def generation(self, number: int) -> "Connection":
+        """This connection for the collection of a generation."""
+        return self.beside(f"_generation_{number}" if number else "")
+
+    def call(self, method: str, *, timeout: float | None = _ANSWER, **arguments: Any) -> Any:
+        """Call a method of the pymilvus client on the collection."""
         try:
             return getattr(self._client, method)(
-                collection_name=collection or self.collection, timeout=timeout, **arguments
+                collection_name=self.collection, timeout=timeout, **arguments
             )
         except self._errors as error:
             raise InputError(f"{self.place.shown}: {method} failed: {_reason(error)}") from error
 
-    def collections(self) -> list[str]:
-        """The names of all collections."""
-        try:
-            return list(self._client.list_collections(timeout=_ANSWER))
-        except self._errors as error:
-            raise InputError(f"{self.place.shown} does not answer: {_reason(error)}") from error
+    def properties(self) -> dict[str, str]:
+        """The properties of the collection; empty if it does not exist."""
+        if not self.call("has_collection"):
+            return {}
+        return dict(self.call("describe_collection").get("properties") or {})
 
-    @property
-    def version(self) -> str:
-        """The version of the server."""
-        try:
-            return str(self._client.get_server_version(timeout=_ANSWER))
-        except self._errors as error:
-            raise InputError(f"{self.place.shown} does not answer: {_reason(error)}") from error
+    def create(self, fields: Sequence[Field]) -> None:
+        """Create the collection with these fields; the first is the key."""
+        from pymilvus import DataType, MilvusClient
 
-    @property
-    def version_numbers(self) -> tuple[int, ...]:
-        """The version of the server as numbers, for comparisons."""
-        return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
+        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        for number, (name, kind, options) in enumerate(fields):
+            schema.add_field(name, DataType[kind], is_primary=number == 0, **options)
+        self.call("create_collection", schema=schema, consistency_level="Session")
+
+    def load(self, field: str, method: str, build: dict[str, int]) -> None:
+        """Build the Milvus index of a field unless it has this one, and load the collection."""
+        from pymilvus import MilvusClient
+
+        wanted = {"index_type": method, **build}
+        present = self.call("list_indexes", field_name=field)
+        if present:
+            built = self.call("describe_index", index_name=field)
+            if any(str(built.get(name)) != str(value) for name, value in wanted.items()):
+                self.call("release_collection")
+                self.call("drop_index", index_name=field)
+                present = []
+        if not present:
+            params = MilvusClient.prepare_index_params()
+            params.add_index(
+                field, index_name=field, metric_type="IP", index_type=method, params=build
+            )
+            self.call("create_index", index_params=params, timeout=None)
+        if self.call("get_load_state")["state"].name != "Loaded":
+            self.call("load_collection", timeout=None)
+
+    def walk(
+        self,
+        fields: list[str],
+        condition: str = "",
+        width: int = KEYS,
+        level: str = "Session",
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Read fields of all rows that match a condition, window by window, in order of their keys.
+
+        A server returns a limited number of rows; keys
+        are hashes and evenly spread, so the `width` of a window determines how many it holds.
+        """
+        start = 0
+        matching = f" and ({condition})" if condition else ""
+        while start < KEYS:
+            stop = start + width
+            # Milvus does not accept a number as large as the end.
+            end = f" and key < {stop}" if stop < KEYS else ""
+            rows = self.call(
+                "query",
+                filter=f"key >= {start}{end}{matching}",
+                limit=MOST,
+                output_fields=fields,
+                consistency_level=level,
+            )
+            if len(rows) == MOST:
+                width //= 2
+                continue
+            yield sorted(rows, key=lambda row: row["key"])
+            start = stop
 
     def close(self) -> None:
         """Close the connection, and release the file if no other client of this process uses it."""
@@ -133,21 +182,11 @@ class Connection:
             self._client.close()
             self._release_file()
 
-    def close_in_background(self) -> None:
-        """Close the connection in a thread, without waiting for it; for finalizers.
-
-        Python may run a finalizer at any moment, also inside a lock that closing needs.
-        """
-        if self._open:
-            _thread.start_new_thread(self.close, ())
-
     def _release_file(self) -> None:
         self._open = False
         if self.place.file is None:
             return
-        from milvus_lite.server_manager import (  # type: ignore[import-untyped]
-            server_manager_instance,
-        )
+        from milvus_lite import server_manager_instance  # type: ignore[import-untyped]
 
         with _users_lock:
             _users[self.place.address] -= 1
@@ -157,17 +196,13 @@ class Connection:
 
 def _pymilvus(place: Place) -> tuple[Any, tuple[type[Exception], ...]]:
     """Import the client of pymilvus and the errors that its methods raise."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs a line for every fork
     with requires("milvus", "an index in Milvus"):
         import grpc  # type: ignore[import-untyped]
         from pymilvus import MilvusClient
         from pymilvus.exceptions import MilvusException
 
         if place.file is not None:
-            import milvus_lite  # type: ignore[import-untyped]  # noqa: F401
-    for name in ("pymilvus", "pymilvus.milvus_client", "milvus_lite", "grpc"):
-        # They log tracebacks of errors that they also raise.
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+            import milvus_lite  # noqa: F401
     return MilvusClient, (MilvusException, grpc.RpcError)
 
 

@@ -1,55 +1,52 @@
-"""Entries as rows of a Milvus collection."""
+"""Entries as rows of a Milvus collection, and filters as expressions of Milvus.
+
+Every row has a JSON field with the attributes: `t` and the hexadecimal name of an attribute is the
+key of its text, also hexadecimal, and `n` and the name is the key of its number if the text is one.
+Hexadecimal texts sort like the texts themselves, and no name or value can change the meaning of an
+expression.
+"""
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from listwise.errors import InputError
-from listwise.search.checksums import LOCAL_SUM, NO_LOCAL, SUMS, local_sum, new_sums
-from listwise.search.entries import NewEntries, as_row
-from listwise.search.milvus import filters
+from listwise.search.entries import SUMS, VALUES, NewEntries, as_row, new_sums
+from listwise.search.filters import And, Comparison, Filter, Node, Not, number_in
+from listwise.search.milvus.connection import Field
 
-ENTRY = ["id", "path", "width", "height", "box", "digest", "attributes"]
-OLDEST_FIELDS = {"key", *ENTRY, "thumbnail", "descriptor"}  # of versions without checksums
-OLD_FIELDS = {*OLDEST_FIELDS, *SUMS}  # of versions without filters and local features
-FIELDS = {*OLD_FIELDS, filters.FIELD, "local", LOCAL_SUM}
+FILTERS = "filters"
+FIELDS = {"key", *VALUES, "thumbnail", "local", "descriptor", FILTERS, *SUMS}
 MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
 _TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
 _TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail", "local"]
+_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
-def schema(dim: int) -> Any:
-    """The fields of a collection of descriptors with `dim` dimensions."""
-    from pymilvus import DataType, MilvusClient
-
-    fields = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-    fields.add_field("key", DataType.INT64, is_primary=True)
-    for name in _TEXTS:
-        fields.add_field(name, DataType.VARCHAR, max_length=_TEXT)
-    for name in ("width", "height"):
-        fields.add_field(name, DataType.INT64)
-    for name in (*SUMS, LOCAL_SUM):
-        fields.add_field(name, DataType.INT64)
-    fields.add_field(filters.FIELD, DataType.JSON)
-    fields.add_field("descriptor", DataType.FLOAT_VECTOR, dim=dim)
-    return fields
+def fields(dim: int) -> list[Field]:
+    """The fields of a collection of descriptors with `dim` dimensions: name, type and options."""
+    numbers: list[Field] = [(name, "INT64", {}) for name in ("width", "height", *SUMS)]
+    texts: list[Field] = [(name, "VARCHAR", {"max_length": _TEXT}) for name in _TEXTS]
+    others: list[Field] = [
+        (FILTERS, "JSON", {}),
+        ("descriptor", "FLOAT_VECTOR", {"dim": dim}),
+    ]
+    return [("key", "INT64", {}), *texts, *numbers, *others]
 
 
-def as_rows(new: NewEntries, fields: set[str]) -> Iterator[dict[str, Any]]:
-    """Entries with their descriptors and thumbnails as rows with these fields."""
+def as_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
+    """Entries with their descriptors and thumbnails as rows."""
     descriptors = np.ascontiguousarray(new.descriptors, np.float32)
     sums = new_sums(new)
-    codes = new.local or [b""] * len(new.entries)
-    parts = zip(new.entries, descriptors, new.thumbnails, codes, strict=True)
+    parts = zip(new.entries, descriptors, new.thumbnails, new.local, strict=True)
     for number, (entry, descriptor, thumbnail, local) in enumerate(parts):
         row = as_row(entry) | {
             "thumbnail": base64.b64encode(thumbnail).decode(),
             "local": base64.b64encode(local).decode(),
-            LOCAL_SUM: local_sum(entry.key, local) if local else NO_LOCAL,
             "descriptor": descriptor,
             **{name: values[number] for name, values in sums.items()},
         }
@@ -57,27 +54,89 @@ def as_rows(new: NewEntries, fields: set[str]) -> Iterator[dict[str, Any]]:
             if len(str(row[name]).encode()) > _TEXT:
                 most = THUMBNAIL_BYTES if name == "thumbnail" else _TEXT
                 raise InputError(f"the {name} of {entry.id[:100]} has more than {most} bytes")
-        if filters.FIELD in fields:
-            row[filters.FIELD] = filters.filter_values(entry.attributes)
-            if len(json.dumps(row[filters.FIELD])) > _TEXT:
-                raise InputError(
-                    f"the attributes of {entry.id[:100]} are too long for the filters of Milvus, "
-                    f"which have at most {_TEXT} bytes: use shorter attributes"
-                )
-        yield {name: value for name, value in row.items() if name in fields}
+        row[FILTERS] = filter_values(entry.attributes)
+        if len(json.dumps(row[FILTERS])) > _TEXT:
+            raise InputError(
+                f"the attributes of {entry.id[:100]} are too long for the filters of Milvus, "
+                f"which have at most {_TEXT} bytes: use shorter attributes"
+            )
+        yield row
 
 
-def messages(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Group rows into lists that fit into a message."""
-    message: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        more = row["descriptor"].nbytes + sum(len(row.get(name, "").encode()) for name in _TEXTS)
-        more += 3 * len(row["attributes"])  # its filter values
-        if message and size + more > MESSAGE:
-            yield message
-            message, size = [], 0
-        message.append(row)
-        size += more
-    if message:
-        yield message
+def filter_values(attributes: Mapping[str, str]) -> dict[str, str | float]:
+    """The content of the JSON field of an entry."""
+    values: dict[str, str | float] = {}
+    for name, text in attributes.items():
+        values[f"t{_hex(name)}"] = _hex(text)
+        number = number_in(text)
+        if number is not None:
+            values[f"n{_hex(name)}"] = number
+    return values
+
+
+def to_expression(where: Filter) -> str:
+    """The expression of Milvus for a filter.
+
+    Negations are moved to the comparisons, because versions of Milvus negate a comparison with a
+    missing value differently.
+    """
+    return _write(where.root, negated=False)
+
+
+def exists(name: str) -> str:
+    """The expression that an entry has an attribute."""
+    return f"exists {_place('t', name)}"
+
+
+def _write(node: Node, negated: bool) -> str:
+    if isinstance(node, Comparison):
+        return _comparison(node, negated)
+    if isinstance(node, Not):
+        return _write(node.part, not negated)
+    word = " and " if isinstance(node, And) != negated else " or "
+    return _join(word, [_write(part, negated) for part in node.parts])
+
+
+def _join(word: str, parts: list[str]) -> str:
+    """Join expressions in pairs: Milvus parses a balanced tree with little recursion."""
+    while len(parts) > 1:
+        parts = [
+            f"({word.join(parts[start : start + 2])})" if start + 1 < len(parts) else parts[start]
+            for start in range(0, len(parts), 2)
+        ]
+    return parts[0]
+
+
+def _comparison(node: Comparison, negated: bool) -> str:
+    missing = f"not ({exists(node.name)})"
+    if node.value is None:
+        return f"({exists(node.name)})" if negated else f"({missing})"
+    if node.texts:
+        place = _place("t", node.name)
+        signed = [(node.sign, f'"{_hex(text)}"') for text in node.texts]
+    else:
+        place = _place("n", node.name)
+        signed = [(node.sign, repr(node.value))]
+        missing = f"not (exists {place})"
+    if not negated:
+        return _join(" or ", [f"({place} {_sign(sign)} {value})" for sign, value in signed])
+    opposites = [
+        # Not `!=`, which some versions evaluate to true for a missing value.
+        f"(({place} < {value}) or ({place} > {value}))"
+        if sign == "="
+        else f"({place} {_OPPOSITE[sign]} {value})"
+        for sign, value in signed
+    ]
+    return f"(({missing}) or {_join(' and ', opposites)})"
+
+
+def _sign(sign: str) -> str:
+    return "==" if sign == "=" else sign
+
+
+def _place(kind: str, name: str) -> str:
+    return f'{FILTERS}["{kind}{_hex(name)}"]'
+
+
+def _hex(text: str) -> str:
+    return text.encode(errors="surrogatepass").hex()

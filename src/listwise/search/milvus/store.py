@@ -3,71 +3,66 @@
 import base64
 import json
 import math
+import re
 import secrets
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.errors import InputError
-from listwise.search.checksums import (
-    LOCAL_SUM,
-    NO_LOCAL,
-    SUMS,
-    EntryCheck,
-    check_entry,
-    check_local,
-    check_thumbnail,
-    damage,
-    damaged_entries,
-    examine_rows,
-    sound_descriptors,
-    without_checksums,
-)
 from listwise.search.entries import (
+    ENTRY,
+    SUMS,
     Entry,
+    EntryCheck,
     Float32,
     Keys,
     NewEntries,
-    from_row,
+    damage,
+    damaged_entries,
+    descriptor_sums,
+    examine_row,
     in_parts,
     possible_keys,
     with_attribute,
 )
-from listwise.search.exact import best_of
-from listwise.search.filters import Filter, FilterError, attribute_names, unknown_attribute
-from listwise.search.generations import GenerationRecord
-from listwise.search.measuring import ExactNeighbors, measure
-from listwise.search.milvus import filters
-from listwise.search.milvus.connection import Connection, Place, parse_place
-from listwise.search.milvus.mark_rows import MarkRows
+from listwise.search.exact import ExactNeighbors, best_of
+from listwise.search.filters import Filter, attribute_names, unknown_attribute
+from listwise.search.milvus.connection import KEYS, MOST, Connection, Place, parse_place
+from listwise.search.milvus.marks import MarkRows
 from listwise.search.milvus.rows import (
-    ENTRY,
     FIELDS,
     MESSAGE,
-    OLD_FIELDS,
-    OLDEST_FIELDS,
     as_rows,
-    messages,
-    schema,
+    exists,
+    fields,
+    to_expression,
 )
-from listwise.search.milvus.tuning import EXACT, Method, fast, take_sample
-from listwise.search.store import IndexHeader, Note, SearchIntent, Store, TuningResult
+from listwise.search.store import (
+    GenerationRecord,
+    IndexHeader,
+    Note,
+    Rows,
+    SearchIntent,
+    Store,
+    TuningResult,
+    Values,
+)
 
 _HEADER, _SEARCH = "listwise.header", "listwise.search"  # properties of the collection
 _RECORD = "listwise.generations"  # property of the collection of generation 0
 _OWNER = "listwise.generation_of"  # property of the collection of another generation
-_MOST = 16384  # maximum rows per answer of a server
 _NAMED = 1000  # maximum keys or digests per request
 _FEW = 1000  # entries that match a filter and are compared exactly
-_ROW = 64 << 10  # bytes of texts and thumbnail that an entry rarely exceeds
-_KEYS = 1 << 63  # all keys are smaller
+_ROW = 128 << 10  # bytes of texts that an entry rarely exceeds; servers accept 64 MiB
+_SAMPLE = 64  # queries to measure recall with
 _WINDOW = 4096  # expected keys per step when all keys are read
 _SESSION = "Session"  # a read sees the writes of this process
 _STRONG = "Strong"  # a read sees the writes of all processes
@@ -76,9 +71,68 @@ _FAST = 200.0  # milliseconds up to which exact search is used by default
 _RECALL = 0.99
 _SCORE = 1.5  # times the norm of the query: no search of unit descriptors scores more
 _GAIN = 0.001  # minimum gain of recall from twice the effort
+_SEGMENT = 512 << 20  # bytes of descriptors in a segment, for which a server builds one index
+_HARDEST = 2048  # maximum number of HNSW candidates
 _PAUSE = 60.0  # seconds after which a pause is one of a killed process
 _POLL = 0.1  # seconds between two looks at the record during a pause
-_NO_WALK: tuple[Keys, int] = (np.zeros(0, np.int64), 0)
+
+
+class Method(BaseModel):
+    """A type of Milvus index with its build and search parameters."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: Literal["FLAT", "HNSW", "IVF_SQ8", "IVF_PQ"] = "FLAT"
+    build: dict[str, int] = {}
+    search: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        values = {**self.build, **self.search}.items()
+        words = [self.type, *(f"{name} {value}" for name, value in values)]
+        return "exact" if self.type == "FLAT" else ", ".join(words)
+
+    def memory(self, count: int, dim: int) -> int:
+        """Memory of the index of `count` descriptors, in bytes."""
+        row = {
+            "FLAT": 4 * dim,
+            "HNSW": 4 * dim + 8 * self.build.get("M", 0) + 16,
+            "IVF_SQ8": dim + 8,
+            "IVF_PQ": self.build.get("m", 0) + 8,
+        }
+        return count * row[self.type]
+
+    def efforts(self) -> Iterator["Method"]:
+        """The same index with increasing search effort."""
+        most = self.build.get("nlist", _HARDEST)
+        for name, effort in self.search.items():
+            while effort < 2 * most:
+                yield self.model_copy(update={"search": {name: min(effort, most)}})
+                effort *= 2
+
+
+EXACT = Method()
+
+
+def fast(count: int, dim: int, memory: int | None, lossy: bool) -> Method | None:
+    """The most exact approximate method that fits into `memory` bytes; None if none fits.
+
+    With `lossy`, methods that store compressed descriptors are allowed.
+    """
+    # A server builds one index per segment.
+    lists = max(1, round(4 * min(count, _SEGMENT // (4 * dim)) ** 0.5))
+    probed = {"nprobe": min(8, lists)}
+    methods = [Method(type="HNSW", build={"M": 16, "efConstruction": 200}, search={"ef": 32})]
+    if lossy:
+        methods.append(Method(type="IVF_SQ8", build={"nlist": lists}, search=probed))
+        methods += [
+            Method(
+                type="IVF_PQ", build={"nlist": lists, "m": dim // part, "nbits": 8}, search=probed
+            )
+            for part in (2, 4, 8, 16, 32)
+            if dim % part == 0
+        ]
+    fitting = (m for m in methods if memory is None or m.memory(count, dim) <= memory)
+    return next(fitting, None)
 
 
 class _State(BaseModel):
@@ -101,29 +155,30 @@ class MilvusStore(Store):
 
     def __init__(
         self,
-        connection: Connection,
-        header: IndexHeader,
-        state: _State,
+        place: Place,
         generation: int,
         aside: bool = False,
+        new: IndexHeader | None = None,
     ) -> None:
-        self.uri = connection.place.shown
+        self.uri = place.shown
         self.generation = generation
-        self.header = header
-        self._connection = connection
         self._pause = ""  # the mark of this process in the record
         self._aside = aside  # may be changed although it is not the current generation
-        # The last search that uses a generation closes its connection after a switch.
-        weakref.finalize(self, connection.close_in_background).atexit = False
-        self._state = state
-        self._walk: tuple[Keys, int] = _NO_WALK
-        found = connection.call("describe_collection")["fields"]
-        # Collections of earlier versions have no fields for checksums, filters and local features.
-        self._fields = {field["name"] for field in found}
-        self._has_sums = self._fields >= set(SUMS)
-        self._has_filters = filters.FIELD in self._fields
         self._names: set[str] = set()  # attributes that entries are known to have
-        self._mark_rows = MarkRows(connection)
+        self._base = Connection(place)
+        self._connection = self._base.generation(generation)
+        self._mark_rows = MarkRows(self._base)
+        try:
+            if new is not None:
+                self._create(new)
+            self.header, self._state = _remembered(self._connection)
+            self._build()
+            self._wait_for_writes()
+        except BaseException:
+            self._base.close()
+            raise
+        # Entries per message.
+        self._together = max(1, MESSAGE // (4 * self.header.dim + _ROW))
 
     @staticmethod
     def exists(place: str) -> bool:
@@ -131,59 +186,31 @@ class MilvusStore(Store):
         where = parse_place(place)
         if where.file is not None and not where.file.is_dir():
             return False
-        connection = Connection(where)
-        try:
-            return _HEADER in _properties(connection)
-        finally:
-            connection.close()
+        with closing(Connection(where)) as connection:
+            return _HEADER in connection.properties()
 
     @classmethod
     def open(cls, place: str) -> "MilvusStore":
         """Open an index that exists."""
         where = parse_place(place)
-        connection = Connection(where)
-        try:
+        with closing(Connection(where)) as connection:
             current = _read_record(connection).current
-        finally:
-            connection.close()
-        return cls._open(where, current)
-
-    @classmethod
-    def _open(cls, place: Place, number: int, aside: bool = False) -> "MilvusStore":
-        connection = Connection(place, number)
-        try:
-            index = cls(connection, *_remembered(connection), number, aside)
-            index._build()
-            index._wait_for_writes()
-        except BaseException:
-            connection.close()
-            raise
-        return index
+        return cls(where, current)
 
     @classmethod
     def create(cls, place: str, header: IndexHeader) -> "MilvusStore":
         """Create an empty index; it replaces an unfinished one."""
-        return cls._create(parse_place(place), header, 0)
+        return cls(parse_place(place), 0, new=header)
 
-    @classmethod
-    def _create(
-        cls, place: Place, header: IndexHeader, number: int, aside: bool = False
-    ) -> "MilvusStore":
-        connection = Connection(place, number)
-        try:
-            _make_place(connection)
-            connection.call(
-                "create_collection", schema=schema(header.dim), consistency_level=_SESSION
-            )
-            index = cls(connection, header, _State(), number, aside)
-            index._build()
-            # Written last: a collection without a header is not an index.
-            owner = {_OWNER: place.collection} if number else {}
-            index._remember({_HEADER: header.model_dump_json(), **owner})
-        except BaseException:
-            connection.close()
-            raise
-        return index
+    def _create(self, header: IndexHeader) -> None:
+        """Create the collection of this generation."""
+        _make_place(self._connection)
+        self._connection.create(fields(header.dim))
+        self._state = _State()
+        self._build()
+        owner = {_OWNER: self._base.collection} if self.generation else {}
+        # Written last: a collection without a header is not an index.
+        self._remember({_HEADER: header.model_dump_json(), **owner})
 
     def __len__(self) -> int:
         return self._count(_SESSION)
@@ -196,86 +223,60 @@ class MilvusStore(Store):
         if not new.entries:
             return
         self.check_new(new)
-        made = as_rows(new, self._fields)
-        rows = {entry.key: row for entry, row in zip(new.entries, made, strict=True)}
+        rows = {row["key"]: row for row in as_rows(new)}  # the last of those that share a key
         with self._change():
-            for message in messages(rows.values()):
-                self._connection.call("upsert", data=message)
-        self._walk = _NO_WALK
+            for some in in_parts([*rows.values()], self._together):
+                self._connection.call("upsert", data=some)
 
     def remove(self, keys: Sequence[int]) -> int:
         """Remove entries and return their number."""
         removed = 0
         with self._change() as record:
-            for some in in_parts(sorted({int(key) for key in keys}), _MOST):
-                present = [row["key"] for row in self._rows(some, ["key"])]
+            for some in in_parts(sorted({int(key) for key in keys}), MOST):
+                present = [row["key"] for row in self._all([], possible_keys(some))]
                 if present and record is not None and record.previous is not None:
                     # First from the generation that a rollback would return to: after a kill in
                     # between, the entries are still there to be removed again.
-                    earlier = self._connection.collection_of(record.previous)
-                    self._connection.call("delete", collection=earlier, ids=present)
+                    self._base.generation(record.previous).call("delete", ids=present)
                 if present:
                     self._connection.call("delete", ids=present)
                 removed += len(present)
         if removed:
             self._wait_for_writes()
-        self._walk = _NO_WALK
         self._names = set()
         return removed
 
     def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
         """Set an attribute of entries; each message of entries is written in one step."""
         changed = 0
-        for some in in_parts(possible_keys(keys), MESSAGE // (4 * self.header.dim + _ROW)):
+        for some in in_parts(possible_keys(keys), self._together):
             entries = [with_attribute(entry, name, value) for entry in self.get(some).values()]
-            self._put_again(entries)
+            self.put(self._as_stored(entries))
             changed += len(entries)
         return changed
 
-    def _put_again(
-        self, entries: Sequence[Entry], local: Mapping[int, bytes] = MappingProxyType({})
-    ) -> None:
-        """Write entries with their descriptors, thumbnails, and local features or these ones."""
+    def _as_stored(self, entries: Sequence[Entry]) -> NewEntries:
+        """Entries with the descriptors, thumbnails and local features that they have already."""
         keys = [entry.key for entry in entries]
-        if not keys:
-            return
-        small = self.thumbnails(keys)
-        codes = {**self.local(keys), **local}
-        vectors = self.vectors(np.array(keys, np.int64))
-        thumbnails = [small.get(key, b"") for key in keys]
-        self.put(NewEntries(entries, vectors, thumbnails, [codes.get(key, b"") for key in keys]))
+        return self.with_content(keys, entries, self.vectors(np.array(keys, np.int64)))
 
     @property
     def mark_log(self) -> MarkRows:
         """The log of the marks, which all generations share."""
         return self._mark_rows
 
-    def get(self, keys: Sequence[int]) -> dict[int, Entry]:
-        """Return the entries with these keys; unknown keys are left out."""
-        rows = self._rows(keys, self._with_sum(ENTRY, "entry_sum"))
-        return {row["key"]: self._entry(row) for row in rows}
-
-    def with_digests(self, digests: Sequence[str]) -> dict[str, Entry]:
-        """Return entries by digest; unknown digests are left out."""
-        found: dict[str, Entry] = {}
-        for some in in_parts(sorted({digest for digest in digests if digest}), _NAMED):
-            named = json.dumps(some, ensure_ascii=False)
-            fields = self._with_sum(["key", *ENTRY], "entry_sum")
-            rows = self._query(fields, filter=f"digest in {named}", limit=_MOST)
-            found |= {row["digest"]: self._entry(row) for row in rows}
-        return found
-
-    def page(self, start: int, count: int, where: Filter | None = None) -> list[Entry]:
-        """Return `count` entries from position `start`, ordered by key."""
-        found_keys = self._keys(start + count) if where is None else self.matching(where)
-        keys = found_keys[start : start + count].tolist()
-        found = self.get(keys)
-        return [found[key] for key in keys if key in found]
-
-    def matching(self, where: Filter) -> Keys:
-        """Return the keys of all entries that match a filter, sorted."""
-        expression = self._expression(where)
-        return self._walk_keys(expression, self._count(_SESSION, expression))[0]
+    def keys(self, where: Filter | None = None, most: int | None = None) -> Keys:
+        """Return the keys of the entries that match a filter, or of all, sorted."""
+        expression = "" if where is None else self._expression(where)
+        found = [np.zeros(0, np.int64)]
+        left = math.inf if most is None else most
+        width = KEYS // max(1, self._count(_SESSION, expression)) * _WINDOW
+        for rows in self._connection.walk(["key"], expression, width):
+            found.append(np.array([row["key"] for row in rows], np.int64))
+            left -= len(rows)
+            if left <= 0:
+                break
+        return np.concatenate(found)[:most]
 
     def check_filter(self, where: Filter) -> None:
         """Refuse a filter with an attribute that no entry has."""
@@ -285,44 +286,12 @@ class MilvusStore(Store):
         """The number of entries that match a filter, or of all."""
         return self._count(_SESSION, "" if where is None else self._expression(where))
 
-    def attribute_texts(self) -> Iterator[list[str]]:
-        """Read the attributes of all entries as JSON texts, part by part."""
-        for keys in in_parts(self._keys(), _NAMED):
-            yield [row["attributes"] for row in self._rows(keys, ["attributes"])]
-
-    def thumbnails(self, keys: Sequence[int]) -> dict[int, bytes]:
-        """Return the thumbnails of entries by key; entries without one are left out."""
-        found: dict[int, bytes] = {}
-        for some in in_parts(keys, MESSAGE // _ROW):
-            for row in self._rows(some, self._with_sum(["thumbnail"], "thumbnail_sum")):
-                content = _decoded(row["thumbnail"])
-                check_thumbnail(self.uri, row["key"], content, row.get("thumbnail_sum"))
-                if content:
-                    found[row["key"]] = content
-        return found
-
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
         if self.header.local:
             return
-        if LOCAL_SUM not in self._fields:
-            raise InputError(
-                f"{self.uri} was built by an earlier version and cannot store local features: "
-                "build it again"
-            )
         self.header = self.header.model_copy(update={"local": True})
         self._remember({_HEADER: self.header.model_dump_json()})
-
-    def local(self, keys: Sequence[int]) -> dict[int, bytes]:
-        """Return the encoded local features of entries; entries without them are left out."""
-        found: dict[int, bytes] = {}
-        if self.header.local:
-            for some in in_parts(keys, MESSAGE // _ROW):
-                for row in self._rows(some, ["local", LOCAL_SUM]):
-                    if row[LOCAL_SUM] != NO_LOCAL:
-                        found[row["key"]] = _decoded(row["local"])
-                        check_local(self.uri, row["key"], found[row["key"]], row[LOCAL_SUM])
-        return found
 
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
         """Write the local features of n entries; each message is written in one step."""
@@ -332,31 +301,22 @@ class MilvusStore(Store):
             for entry, content in zip(entries, local, strict=True)
             if entry.key in present and present[entry.key].digest == entry.digest
         }
-        self._put_again([present[key] for key in same], same)
-
-    def without_local(self) -> list[int]:
-        """Return the keys of the entries without local features."""
-        sums = self._local_sums()
-        return [key for key, value in sums.items() if value == NO_LOCAL]
-
-    def count_local(self) -> tuple[int, int]:
-        """Return the number of entries with local features, and the bytes of all of them."""
-        sizes = [value >> 32 for value in self._local_sums().values() if value != NO_LOCAL]
-        return len(sizes), sum(sizes)
+        stored = self._as_stored([present[key] for key in same])
+        self.put(replace(stored, local=list(same.values())))
 
     def search(
         self, queries: ArrayLike, k: int, /, where: Filter | None = None
     ) -> tuple[Float32, Keys]:
         """Find the k nearest entries, best first: [Q, C] -> scores and keys, both [Q, k']."""
         vectors = self.check_queries(queries, k)
-        if k > _MOST:
-            raise InputError(f"`k` must be {_MOST} or less, the maximum of Milvus, not {k}")
+        if k > MOST:
+            raise InputError(f"`k` must be {MOST} or less, the maximum of Milvus, not {k}")
         expression = "" if where is None else self._expression(where)
         count = None
         if where is not None:
             count = self._count(_SESSION, expression)
             if count <= _FEW and self._state.method != EXACT:
-                return self._exact(vectors, k, self._walk_keys(expression, count)[0])
+                return self._exact(vectors, k, self.keys(where))
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
@@ -376,35 +336,25 @@ class MilvusStore(Store):
 
     def descriptors(self, keys: Keys) -> Iterator[tuple[Keys, Float32]]:
         """Read descriptors by key, one message after the other: keys [n], rows [n, C]."""
-        for some in in_parts(keys, max(1, min(_NAMED, MESSAGE // (4 * self.header.dim)))):
-            rows = self._rows(some, self._with_sum(["descriptor"], "descriptor_sum"))
+        for rows in self._rows(["descriptor", "descriptor_sum"], keys.tolist()):
             if rows:
-                found, sound = _descriptors(rows)
-                names = [
-                    f"key {row['key']}" for row, good in zip(rows, sound, strict=True) if not good
-                ]
-                if names:
+                found_keys, found, sound = _descriptors(rows)
+                if not sound.all():
+                    names = [f"key {key}" for key in found_keys[~sound]]
                     raise damaged_entries(self.uri, names)
-                yield np.array([row["key"] for row in rows], np.int64), found
+                yield found_keys, found
 
     def examine(self) -> Iterator[list[EntryCheck]]:
         """Read every entry and compare it with its checksums, part by part."""
-        fields = [*ENTRY, "thumbnail", "descriptor", *(SUMS if self._has_sums else ())]
-        fields += ["local", LOCAL_SUM] if self.header.local else []
-        size = 4 * self.header.dim + _ROW * (1 + self.header.local)
-        for some in in_parts(self._keys(), max(1, min(_NAMED, MESSAGE // size))):
-            rows = self._rows(some, fields)
-            small = [(_decoded(row["thumbnail"]), row.get("thumbnail_sum")) for row in rows]
-            local = [_local(row) for row in rows]
-            sound = _descriptors(rows)[1].tolist() if rows else []
-            yield examine_rows([row["key"] for row in rows], rows, sound, small, local)
+        for rows in self._rows([*ENTRY, "thumbnail", "local", "descriptor", *SUMS]):
+            sound = _descriptors(rows)[2].tolist() if rows else []
+            yield [
+                examine_row(row["key"], row, good) for row, good in zip(rows, sound, strict=True)
+            ]
 
     def discard(self, places: Sequence[int]) -> None:
         """Remove damaged entries by the `place` of their `EntryCheck`."""
         self.remove(places)
-
-    def add_checksums(self) -> None:
-        """Do nothing: fields cannot be added to a collection on every version of Milvus."""
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose a search method that meets the intent, measure it, and save the choice.
@@ -412,11 +362,12 @@ class MilvusStore(Store):
         The methods are exact search, HNSW, and compressed descriptors, in this order; the first
         that is fast enough and fits into memory is used. milvus-lite always searches exactly.
         """
-        lite = self._connection.place.file is not None
+        lite = self._base.place.file is not None
         self._connection.call("flush", timeout=None)
-        keys = self._keys()
+        keys = self.keys()
         on_note(f"reading {len(keys)} descriptors to measure recall with")
-        sample = take_sample(self, keys)
+        some = keys[:_SAMPLE]
+        sample = ExactNeighbors(some, self.vectors(some), partial(self._exact, among=keys))
         exact = None
         if lite or EXACT.memory(len(keys), self.header.dim) <= (intent.memory or math.inf):
             exact = self._try(EXACT, intent, sample)
@@ -426,7 +377,7 @@ class MilvusStore(Store):
                 return exact
         # Standalone servers before 2.5 delete descriptors that are read while an index exists
         # that does not hold them.
-        lossy = self._connection.version_numbers >= (2, 5)
+        lossy = tuple(map(int, re.findall(r"\d+", self._version())[:2])) >= (2, 5)
         method = fast(len(keys), self.header.dim, intent.memory, lossy)
         if method is not None:
             return self._tune_fast(method, intent, sample, on_note)
@@ -442,7 +393,7 @@ class MilvusStore(Store):
         """Version of the server, search method and measurements."""
         state = self._state
         return {
-            "server": self._connection.version,
+            "server": self._version(),
             "intent": state.intent.model_dump(mode="json"),
             "method": str(state.method),
             "recall": state.recall,
@@ -454,62 +405,46 @@ class MilvusStore(Store):
         """Read the changes of other processes."""
         self.header, self._state = _remembered(self._connection)
         self._wait_for_writes()
-        self._walk = _NO_WALK
         self._names = set()
 
     def versions(self) -> tuple[Keys, Keys]:
         """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
-        if LOCAL_SUM not in self._fields:
-            raise without_checksums(self.uri)
         self._wait_for_writes()
-        self._walk = _NO_WALK
-        names = ["entry_sum", "thumbnail_sum", LOCAL_SUM]
-        rows = [
-            [row["key"], *(row[name] for name in names)]
-            for some in in_parts(self._keys(), _NAMED)
-            for row in self._rows(some, names)
-        ]
-        found = np.array(rows, np.int64).reshape(-1, 4)
-        return found[:, 0], found[:, 1:]
+        return super().versions()
 
     def record(self) -> GenerationRecord:
         """Read which generations the index has now."""
-        return _read_record(self._connection)
+        return _read_record(self._base)
 
     def save_record(self, record: GenerationRecord) -> None:
         """Replace the record of the generations in one step."""
-        self._connection.call(
-            "alter_collection_properties",
-            collection=self._connection.place.collection,
-            properties={_RECORD: record.write()},
-        )
+        properties = {_RECORD: record.model_dump_json()}
+        self._base.call("alter_collection_properties", properties=properties)
 
     def open_generation(self, number: int, *, aside: bool = False) -> "MilvusStore":
         """Open another generation of the index."""
-        return self._open(self._connection.place, number, aside)
+        return MilvusStore(self._base.place, number, aside)
 
     def create_generation(self, number: int, header: IndexHeader) -> "MilvusStore":
         """Create an empty generation; it replaces an unfinished one."""
-        collection = self._connection.collection_of(number)
-        found = _properties(self._connection, collection)
-        if found.get(_OWNER) == self._connection.place.collection:
-            return self.open_generation(number, aside=True)
-        return self._create(self._connection.place, header, number, aside=True)
+        made = self._base.generation(number).properties().get(_OWNER)
+        new = None if made == self._base.collection else header
+        return MilvusStore(self._base.place, number, aside=True, new=new)
 
     def drop_generations(self) -> None:
         """Delete the data of the generations that the record does not name."""
-        base, numbers = self._connection.place.collection, self.record().numbers
-        named = {self._connection.collection_of(number) for number in numbers}
-        for name in self._connection.collections():
-            if name in named or not name.startswith(f"{base}_generation_"):
-                continue
-            if _properties(self._connection, name).get(_OWNER) == base:
-                self._connection.call("drop_collection", collection=name)
+        base, numbers = self._base, self.record().numbers
+        kept = {base.generation(number).collection for number in numbers}
+        for name in base.call("list_collections"):
+            if name not in kept and name.startswith(f"{base.collection}_generation_"):
+                other = base.beside(name.removeprefix(base.collection))
+                if other.properties().get(_OWNER) == base.collection:
+                    other.call("drop_collection")
         if 0 not in numbers:
             # The collection itself stays, because it has the record.
-            self._connection.call("load_collection", collection=base, timeout=None)
-            self._connection.call("delete", collection=base, filter="key >= 0", timeout=None)
-            self._connection.call("release_collection", collection=base)
+            base.call("load_collection", timeout=None)
+            base.call("delete", filter="key >= 0", timeout=None)
+            base.call("release_collection")
 
     @contextmanager
     def upgrading(self) -> Iterator[None]:
@@ -569,21 +504,16 @@ class MilvusStore(Store):
 
     def close(self) -> None:
         """Close the connection; milvus-lite releases its file."""
-        self._connection.close()
-
-    def _with_sum(self, fields: list[str], name: str) -> list[str]:
-        """Fields to read, with a checksum if the collection stores them."""
-        return [*fields, name] if self._has_sums else fields
-
-    def _entry(self, row: Mapping[str, Any]) -> Entry:
-        check_entry(self.uri, row)
-        return from_row(row)
+        self._base.close()
 
     def _check_scores(self, query: Float32, scores: Float32) -> None:
         """Refuse scores that unit descriptors cannot have: the server does not check its data."""
         most = _SCORE * float(np.linalg.norm(query))
         if not (np.abs(scores) <= most).all():
             raise damage(self.uri, f"a search returned the score {scores[np.abs(scores).argmax()]}")
+
+    def _version(self) -> str:
+        return str(self._connection.call("get_server_version"))
 
     def _wait_for_writes(self) -> None:
         """Wait until reads see the writes of every process.
@@ -597,16 +527,11 @@ class MilvusStore(Store):
 
     def _expression(self, where: Filter) -> str:
         """The expression of a filter; an attribute that no entry has is an error."""
-        if not self._has_filters:
-            raise FilterError(
-                "`where`: this index was built by an earlier version of Listwise, which did not "
-                "support filters: build it again"
-            )
         for name in set(where.names) - self._names:
-            if not self._query(["key"], filter=filters.exists(name), limit=1):
+            if not self._query(["key"], filter=exists(name), limit=1):
                 raise unknown_attribute(name, attribute_names(self.attribute_texts()))
             self._names.add(name)
-        return filters.to_expression(where)
+        return to_expression(where)
 
     def _exact(self, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
         """Compare queries with all descriptors of these keys: [Q, C] -> both [Q, min(k, n)]."""
@@ -624,53 +549,22 @@ class MilvusStore(Store):
         which |= {"output_fields": fields, "consistency_level": level}
         return list(self._connection.call("query", **which))
 
-    def _rows(self, keys: Sequence[int] | Keys, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """Read fields of the entries with these keys, in any order."""
-        found: list[dict[str, Any]] = []
-        for some in in_parts(possible_keys(keys), _NAMED):
-            found += self._query(["key", *fields], ids=list(some))
-        return found
-
-    def _local_sums(self) -> dict[int, int]:
-        """Sizes and checksums of the local features of all entries, by key."""
-        found: dict[int, int] = {}
-        for some in in_parts(self._keys(), _NAMED):
-            found |= {row["key"]: row[LOCAL_SUM] for row in self._rows(some, [LOCAL_SUM])}
-        return found
-
-    def _keys(self, count: int | None = None) -> Keys:
-        """The `count` smallest keys, or all, sorted."""
-        keys, start = self._walk
-        if start < _KEYS and (count is None or len(keys) < count):
-            self._walk = self._walk_keys("", len(self), self._walk, count)
-        return self._walk[0][:count]
-
-    def _walk_keys(
-        self,
-        expression: str,
-        expected: int,
-        walk: tuple[Keys, int] = _NO_WALK,
-        count: int | None = None,
-    ) -> tuple[Keys, int]:
-        """Read keys of entries that match an expression: sorted keys, and where the walk ended.
-
-        They are read window by window, because a server returns a limited number of rows. Keys
-        are hashes and evenly spread, so the width of a window determines how many it holds.
-        """
-        keys, start = walk
-        width = _KEYS // max(1, expected) * _WINDOW
-        matching = f" and ({expression})" if expression else ""
-        while start < _KEYS and (count is None or len(keys) < count):
-            stop = start + width
-            # Milvus does not accept a number as large as the end.
-            end = f" and key < {stop}" if stop < _KEYS else ""
-            rows = self._query(["key"], filter=f"key >= {start}{end}{matching}", limit=_MOST)
-            if len(rows) == _MOST:
-                width //= 2
-                continue
-            found = np.array([row["key"] for row in rows], np.int64)
-            keys, start = np.concatenate([keys, np.sort(found)]), stop
-        return keys, start
+    def _rows(self, columns: Sequence[str], values: Values = None, by: str = "key") -> Rows:
+        contents = {"thumbnail", "local"}.intersection(columns)
+        size = 1 + 4 * self.header.dim * ("descriptor" in columns) + _ROW * bool(contents)
+        keys = self.keys().tolist() if values is None else values
+        for some in in_parts(keys, max(1, min(_NAMED, MESSAGE // size))):
+            which: dict[str, Any] = {"ids": some}
+            if by == "digest":
+                which = {
+                    "filter": f"digest in {json.dumps(some, ensure_ascii=False)}",
+                    "limit": MOST,
+                }
+            rows = self._query(["key", *columns], **which)
+            for name in contents:
+                for row in rows:
+                    row[name] = _decoded(row[name])
+            yield rows
 
     def _nearest(self, queries: Float32, k: int, expression: str) -> Any:
         params = dict(self._state.method.search)
@@ -694,28 +588,7 @@ class MilvusStore(Store):
     def _build(self) -> None:
         """Build and load the Milvus index of the saved method, if it does not exist yet."""
         method = self._state.method
-        wanted = {"index_type": method.type, **method.build}
-        present = self._connection.call("list_indexes", field_name="descriptor")
-        if present:
-            built = self._connection.call("describe_index", index_name="descriptor")
-            if any(str(built.get(name)) != str(value) for name, value in wanted.items()):
-                self._connection.call("release_collection")
-                self._connection.call("drop_index", index_name="descriptor")
-                present = []
-        if not present:
-            from pymilvus.milvus_client.index import IndexParams
-
-            params = IndexParams()
-            params.add_index(
-                "descriptor",
-                index_name="descriptor",
-                metric_type="IP",
-                index_type=method.type,
-                params=method.build,
-            )
-            self._connection.call("create_index", index_params=params, timeout=None)
-        if self._connection.call("get_load_state")["state"].name != "Loaded":
-            self._connection.call("load_collection", timeout=None)
+        self._connection.load("descriptor", method.type, method.build)
 
     def _tune_fast(
         self, method: Method, intent: SearchIntent, sample: ExactNeighbors, on_note: Note
@@ -744,7 +617,7 @@ class MilvusStore(Store):
         self._remember()
         self._build()
         self._wait_for_writes()
-        recall, milliseconds = measure(self.search, sample)
+        recall, milliseconds = sample.measure(self.search)
         self._state = _State(method=method, intent=intent, recall=recall, milliseconds=milliseconds)
         self._remember()
         memory = method.memory(len(self), self.header.dim)
@@ -758,37 +631,17 @@ def _decoded(text: str) -> bytes:
         return b"not base64"  # no checksum matches it
 
 
-def _local(row: Mapping[str, Any]) -> tuple[bytes, int | None]:
-    """The local features of a row with their checksum, None for a row without them."""
-    stored = row.get(LOCAL_SUM, NO_LOCAL)
-    return _decoded(row.get("local", "")), None if stored == NO_LOCAL else stored
-
-
-def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Float32, NDArray[np.bool_]]:
-    """Descriptors of rows, and which are sound: n rows -> [n, C], bool [n]."""
-    found = np.array([row["descriptor"] for row in rows], np.float32)
+def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Keys, Float32, NDArray[np.bool_]]:
+    """Keys and descriptors of n rows, and which are sound: [n], [n, C], bool [n]."""
     keys = np.array([row["key"] for row in rows], np.int64)
-    return found, sound_descriptors(keys, found, [row.get("descriptor_sum") for row in rows])
-
-
-def _properties(connection: Connection, collection: str = "") -> dict[str, str]:
-    """The properties of a collection; empty if it does not exist."""
-    if not connection.call("has_collection", collection=collection):
-        return {}
-    found = connection.call("describe_collection", collection=collection)
-    return dict(found.get("properties") or {})
+    found = np.array([row["descriptor"] for row in rows], np.float32)
+    return keys, found, descriptor_sums(keys, found) == [row["descriptor_sum"] for row in rows]
 
 
 def _read_record(connection: Connection) -> GenerationRecord:
     """Read the record of the generations of an index."""
-    where = connection.place
-    found = _properties(connection, where.collection).get(_RECORD)
-    if found is None:
-        return GenerationRecord()
-    record = GenerationRecord.read(found)
-    if record is None:
-        raise InputError(f"the record of the generations of {where.shown} is damaged")
-    return record
+    found = connection.properties().get(_RECORD)
+    return GenerationRecord() if found is None else GenerationRecord.model_validate_json(found)
 
 
 def _make_place(connection: Connection) -> None:
@@ -798,7 +651,7 @@ def _make_place(connection: Connection) -> None:
     found = connection.call("describe_collection")
     if _HEADER in (found.get("properties") or {}):
         raise InputError(f"an index at {connection.place.shown} exists already")
-    if {field["name"] for field in found["fields"]} not in (FIELDS, OLD_FIELDS, OLDEST_FIELDS):
+    if {field["name"] for field in found["fields"]} != FIELDS:
         raise InputError(
             f"{connection.place.shown} is a collection of another program: give another name"
         )
@@ -806,7 +659,7 @@ def _make_place(connection: Connection) -> None:
 
 
 def _remembered(connection: Connection) -> tuple[IndexHeader, _State]:
-    where, found = connection.place.shown, _properties(connection)
+    where, found = connection.place.shown, connection.properties()
     if _HEADER not in found or _SEARCH not in found:
         raise InputError(f"{where} is not an index, or a damaged one: build it again")
     header = IndexHeader.parse(found[_HEADER], where, "build the index again")

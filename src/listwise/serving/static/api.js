@@ -92,7 +92,7 @@ export function add(files) {
  */
 export function search({ photos, keys, k, expand, refine, rerank, where, same, different, start = 0 }, signal) {
   const body = new FormData();
-  for (const { file, name } of photos) body.append("photos", file, name);
+  for (const { file, name } of photos) body.append("photos", file, file.name || name);
   body.append("boxes", JSON.stringify(photos.map(({ box }) => box)));
   body.append("keys", JSON.stringify(keys));
   body.append("k", k);
@@ -119,7 +119,7 @@ function appendMarks(body, same = [], different = []) {
 export function mark(query, { same, different, ranks = {}, by }) {
   const body = new FormData();
   if (query.file) {
-    body.append("photos", query.file, query.name);
+    body.append("photos", query.file, query.file.name || query.name);
     if (query.box) body.append("box", JSON.stringify(query.box));
   } else {
     body.append("entry", query.key);

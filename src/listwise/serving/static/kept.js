@@ -1,6 +1,8 @@
 // The user's own photos of recent searches, so that they are there after the page is loaded again.
 // They stay in the browser: in its database, without the results.
 
+import { withPictures } from "./photos.js";
+
 const RECENT = 20; // searches
 const HOURS = 24;
 
@@ -45,9 +47,5 @@ export async function kept(name) {
   if (!opened || !name) return [];
   const searches = opened.transaction("searches").objectStore("searches");
   const found = await answer(searches.get(name));
-  return (found?.examples ?? []).map((example) => {
-    if (!example.file) return example;
-    const url = URL.createObjectURL(example.file);
-    return { ...example, url, preview: url };
-  });
+  return (found?.examples ?? []).map((example) => (example.file ? withPictures(example) : example));
 }

@@ -190,7 +190,7 @@ async function takeFiles(files, adding) {
   } catch {
     return; // the page shows the error already
   }
-  const { examples, problems } = await readPhotos(files, server.limits);
+  const { examples, problems } = await readPhotos(files, server.limits, server.max_side);
   const before = adding ? here.examples : [];
   if (examples.length) go([...before, ...examples], before.length);
   if (problems.length) {
@@ -482,7 +482,7 @@ async function copyOf(example, signal) {
 /* Changing the index */
 
 async function store() {
-  const own = here.examples.filter(({ file }) => file).map(({ file }) => file);
+  const own = here.examples.filter(({ file }) => file).map(({ file, original }) => original ?? file);
   const button = byId("store");
   button.disabled = true;
   try {

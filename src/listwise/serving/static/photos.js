@@ -1,42 +1,99 @@
-// Photos of the user: chosen, pasted or dropped, then checked and measured.
+// Photos of the user: chosen, pasted or dropped, then checked, and reduced if they are large.
 
-import { count } from "./dom.js";
+import { byId, count, draw } from "./dom.js";
+
+const LONG_SIDE = 2048; // pixels: a larger photo is reduced before it is sent as a query
+const QUALITY = 0.95; // of the JPEG that is sent
+// Formats that the server may read where the browser cannot.
+const UNSHOWN = /\b(hei[cf]|avif|tiff?)$/i;
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 /**
- * Create examples from files.
+ * Create examples from files. `file` of an example is the photo that is sent as a query, to which
+ * its size and box refer, and `original` the file of the user if `file` is a reduced copy of it.
+ * @param {number|null} maxSide of photos in the index; null for their original size
  * @returns {Promise<{examples: Object[], problems: string[]}>} a message for each file that is skipped
  */
-export async function readPhotos(files, limits) {
-  const read = await Promise.allSettled(files.map((file) => readPhoto(file, limits)));
+export async function readPhotos(files, limits, maxSide) {
+  const read = [];
+  // One after the other: a decoded photo takes much memory.
+  for (const file of files) read.push(...(await Promise.allSettled([readPhoto(file, limits, maxSide)])));
   return {
     examples: read.filter(({ value }) => value).map(({ value }) => value),
     problems: read.filter(({ reason }) => reason).map(({ reason }) => reason.message),
   };
 }
 
-async function readPhoto(file, limits) {
-  const name = file.name || "photo";
+async function readPhoto(original, limits, maxSide) {
+  const name = original.name || "photo";
+  const photo = await reducePhoto(original, maxSide);
+  const { file, width, height } = photo;
   if (file.size > limits.upload_bytes) {
     const most = megabytes(limits.upload_bytes);
     throw new Error(`${name} has ${megabytes(file.size)}; the limit is ${most}.`);
   }
-  const url = URL.createObjectURL(file);
-  try {
-    const { width, height } = await measure(url);
-    if (width * height > limits.pixels) {
-      const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(1));
-      throw new Error(`${name} has ${has} megapixels; the limit is ${most}.`);
-    }
-    return { name, file, url, preview: url, key: null, width, height, box: null };
-  } catch (error) {
-    URL.revokeObjectURL(url);
-    if (error instanceof DOMException) {
-      throw new Error(`${name} cannot be read as a photo. Try a JPEG, PNG or WebP file.`);
-    }
-    throw error;
+  if (width * height > limits.pixels) {
+    const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(1));
+    throw new Error(`${name} has ${has} megapixels; the limit is ${most}.`);
   }
+  if (photo.unshown && !UNSHOWN.test(name) && !UNSHOWN.test(file.type)) {
+    throw new Error(`${name} cannot be read as a photo. Use a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or HEIC file.`);
+  }
+  return withPictures({ name, ...photo, key: null, box: null });
+}
+
+/**
+ * The photo that is sent as a query, with the size of the upright photo. It is a JPEG file if the
+ * photo is large, and `unshown` if the browser cannot decode it.
+ */
+async function reducePhoto(original, maxSide) {
+  let photo;
+  try {
+    photo = await createImageBitmap(original, { imageOrientation: "from-image" });
+  } catch {
+    return { file: original, width: 4, height: 3, unshown: true };
+  }
+  const { width, height } = photo;
+  const scale = maxSide === null ? 1 : Math.max(LONG_SIDE, 2 * maxSide) / Math.max(width, height);
+  if (!(scale < 1)) {
+    photo.close();
+    return { file: original, width, height };
+  }
+  const size = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
+  const canvas = new OffscreenCanvas(...size);
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white"; // behind transparent parts
+  context.fillRect(0, 0, ...size);
+  context.imageSmoothingQuality = "high";
+  context.drawImage(photo, 0, 0, ...size);
+  photo.close();
+  const content = await canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
+  const { lastModified } = original;
+  const name = `${(original.name || "photo").replace(/\.\w+$/, "")}.jpg`;
+  const file = new File([content], name, { type: content.type, lastModified });
+  return { file, original, width: size[0], height: size[1] };
+}
+
+/** An example with the addresses of its pictures, which end with the page. */
+export function withPictures(example) {
+  const url = URL.createObjectURL(example.unshown ? placeholder(example.name) : example.file);
+  return { ...example, url, preview: url };
+}
+
+/** A picture with the name of a photo that the browser cannot show. */
+function placeholder(name) {
+  const short = name.length > 24 ? `${name.slice(0, 12)}…${name.slice(-11)}` : name;
+  const text = { x: 200, y: 236, fill: "#fff", "font-family": "sans-serif", "font-size": 26, "text-anchor": "middle" };
+  const lines = { transform: "translate(128 66) scale(3)", fill: "none", stroke: "#fff", "stroke-width": 2 };
+  const picture = draw(
+    "svg",
+    { viewBox: "0 0 400 300", width: 400, height: 300 },
+    draw("rect", { width: 400, height: 300, fill: "#7d848c" }),
+    draw("g", lines, ...byId("icon-photo").cloneNode(true).children),
+    draw("text", text, short),
+  );
+  return new Blob([new XMLSerializer().serializeToString(picture)], { type: "image/svg+xml" });
 }
 
 /** Width and height of the upright photo at an address. */

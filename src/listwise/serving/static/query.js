@@ -49,10 +49,11 @@ export class QueryPanel {
   }
 
   showStage(example) {
-    const { name, url, preview, width, height, box } = example;
+    const { name, url, preview, width, height, box, unshown } = example;
     const stage = byId("stage");
     stage.style.setProperty("--ratio", width / height);
-    stage.setAttribute("aria-label", `${name}: draw a box around what you search for`);
+    const drawable = !unshown && !this.gone.has(url);
+    stage.setAttribute("aria-label", drawable ? `${name}: draw a box around what you search for` : name);
     if (this.image.dataset.shown !== url) {
       this.image.dataset.shown = url;
       setPicture(this.image, url);
@@ -65,9 +66,13 @@ export class QueryPanel {
         this.editor.show(width, height, null, false);
       };
     }
-    this.editor.show(width, height, box, !this.gone.has(url));
+    this.editor.show(width, height, box, drawable);
+    byId("unfold").hidden = Boolean(unshown);
     byId("clear-box").hidden = box === null;
     byId("box-hint").hidden = box !== null;
+    byId("box-hint").textContent = unshown
+      ? "This browser cannot show this photo. You can search with it, but not draw a box."
+      : "Draw a box to search for a part of the photo";
     byId("query-name").replaceChildren(cut(name));
     byId("query-name").title = name;
     byId("query-name").setAttribute("aria-label", name);

@@ -58,7 +58,7 @@ export class Viewer {
   /**
    * Open the view.
    * @param {Object[]} items entries or results, and `at` which of them
-   * @param {Object[]} frames the examples of the query: url, width, height
+   * @param {Object[]} frames the examples of the query: url, width, height, unshown
    */
   open(items, at, frames, canWrite) {
     Object.assign(this, { items, at, frames, canWrite, returning: true });
@@ -103,7 +103,7 @@ export class Viewer {
     this.showMark();
 
     const query = this.frames[item.photo ?? 0];
-    const matched = Boolean(item.matches?.length && query);
+    const matched = Boolean(item.matches?.length && query && !query.unshown);
     const toggle = byId("viewer-matches");
     toggle.hidden = !matched;
     toggle.setAttribute("aria-pressed", String(this.showMatches));

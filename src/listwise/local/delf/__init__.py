@@ -1,1 +1,0 @@
-"""DELF: deep local features with attention; the network, extraction and training."""

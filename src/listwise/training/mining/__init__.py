@@ -1,1 +1,0 @@
-"""Mining of hard tuples for the triplet and contrastive losses."""

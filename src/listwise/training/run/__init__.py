@@ -1,1 +1,0 @@
-"""The run folder and the progress display: checkpoint, metrics, pictures."""
