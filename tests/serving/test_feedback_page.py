@@ -30,7 +30,7 @@ def without_marks(server):
 
 
 def shown(visitor):
-    """Wait for the results."""
+    """Wait for the results, ordered by the stored marks."""
     visitor.see("#results .tile >> nth=0")
     visitor.wait()
     return visitor
@@ -104,8 +104,7 @@ def test_saving_asks_for_name_and_token_and_survives_a_reload(person, newcomer, 
     assert {(mark["by"], mark["query"]["key"]) for mark in stored} == {("Ann", key)}
     assert {mark["rank"]: mark["same"] for mark in stored} == {1: True, 2: False}
     visitor.page.reload()
-    counts(visitor, 1, 1)
-    expect(visitor.page.locator("#results .tile")).to_have_count(len(order))
+    counts(shown(visitor), 1, 1)
     assert visitor.found() == order
     # Others see the marks, and an undone mark is undone on the server.
     other = newcomer()

@@ -333,7 +333,7 @@ async function search({ again = false } = {}) {
   atWork(true);
   const late = setTimeout(() => busy(true), PATIENCE);
   try {
-    loadMarks(visit, signal);
+    const marksLoaded = loadMarks(visit, signal);
     const { query, frames } = await toQuery(visit, signal);
     if (again) query.k = Math.min(server.limits.results, Math.max(PAGE, results.items.length));
     const shown = again ? results.shown : 0;
@@ -351,8 +351,12 @@ async function search({ again = false } = {}) {
     if (signal.aborted) return;
     answer.next = query.k;
     Object.assign(visit, { answer, frames, query: { ...query, k: Math.min(query.k, PAGE) }, shown });
-    atWork(false);
+    clearTimeout(late);
+    busy(false);
+    reranking(false);
     showAnswer(answer, again);
+    await marksLoaded; // stored marks order the results again, in another search
+    if (!signal.aborted) atWork(false);
   } catch (error) {
     if (signal.aborted) return;
     if (error.status === 404) {
