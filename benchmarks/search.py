@@ -23,7 +23,7 @@ from listwise.errors import InputError
 from listwise.machine import core_count
 from listwise.search import Entry, IndexHeader, NewEntries, create_store, exact_search, open_store
 from listwise.search.entries import entry_key
-from listwise.search.store import SearchIntent
+from listwise.search.methods import SearchIntent
 from listwise.settings import ExtractSettings
 
 K = 10
@@ -156,7 +156,7 @@ class ListwiseExact(Method):
         """Choose the search method."""
         shape = np.load(folder / "database.npy", mmap_mode="r").shape
         with open_store(folder / "index") as index:
-            return index.tune(self.intent(shape)).method
+            return index.method.tune(self.intent(shape)).method
 
     def open(self, folder: Path) -> Ask:
         """Open the index."""

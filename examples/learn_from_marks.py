@@ -25,15 +25,15 @@ from listwise.evaluation import evaluate_labelled
 
 def mark_results(index: listwise.Index, labels: dict[str, str], count: int, seed: int) -> None:
     """Search by random entries and mark their first five results, until there are enough marks."""
-    index.unmark(mark.id for mark in index.marks())
+    index.marks.undo(mark.id for mark in index.marks.read())
     entries = list(index)
     for place in np.random.default_rng(seed).permutation(len(entries)):
         query = entries[place]
         hits = index.search(like=query.id, k=5)
         same = [hit.id for hit in hits if labels[hit.path] == labels[query.path]]
         others = [hit.id for hit in hits if hit.id not in same]
-        index.mark(query.id, same=same, different=others, by="truth")
-        if len(index.marks()) >= count:
+        index.marks.add(query.id, same=same, different=others, by="truth")
+        if len(index.marks.read()) >= count:
             break
 
 
@@ -69,10 +69,10 @@ def main() -> None:
     with listwise.open_index(place, options.model, max_side=options.max_side) as index:
         index.add(list(images.paths))
         mark_results(index, truth, options.marks, options.seed)
-        marks = index.marks()
+        marks = index.marks.read()
         same = sum(mark.same for mark in marks)
         print(f"{len(marks)} marks of {len(index)} photos: {same} same, {len(marks) - same} not")
-        for pair in index.suggest(3):
+        for pair in index.marks.suggest(3):
             print(f"unclear: {pair.one.id} and {pair.other.id}")
 
         run = listwise.train(

@@ -35,7 +35,7 @@ from starlette.testclient import TestClient
 
 import listwise
 import listwise.search.filling
-import listwise.search.folder.store
+import listwise.search.folder.table
 import listwise.search.upgrading
 from listwise.data import read_images
 from listwise.descriptors import Model, extract, learn_whitening, load_model
@@ -165,7 +165,7 @@ class Tidy(IndexOperation):
     first = 2
 
     def run(self) -> None:
-        listwise.search.folder.store._SLACK = 0
+        listwise.search.folder.table._SLACK = 0
         with open_index(self.index, loaded(self.model)) as index:
             for path in self.photos[:4]:
                 index.add(path, workers=0)
@@ -196,7 +196,7 @@ class Local(IndexOperation):
     def observe(self) -> Any:
         with open_index(self.index) as index:
             names = {entry.key: entry.id for entry in index}
-            codes = index.store.local(list(names))
+            codes = index.store.contents("local", list(names))
         return super().observe() | {"local": {names[key]: sha(codes[key]) for key in names}}
 
     def check_interrupted(self, expected: Any) -> None:
@@ -204,7 +204,7 @@ class Local(IndexOperation):
         super().check_interrupted(expected)
         with open_index(self.index) as index:
             for entry in index:
-                for code in index.store.local([entry.key]).values():
+                for code in index.store.contents("local", [entry.key]).values():
                     assert sha(code) == expected["local"][entry.id], f"{entry.id} is damaged"
 
 
@@ -264,12 +264,12 @@ class Mark(IndexOperation):
         self.notes.write_text("")
         with open_index(self.index) as index:
             one, two, three = sorted(entry.id for entry in index)
-            made = index.mark(self.photos[5], same=[one, two], by="ann")
+            made = index.marks.add(self.photos[5], same=[one, two], by="ann")
             self._note(made)
-            (wrong,) = index.mark(self.photos[5], different=three, by="ann")
+            (wrong,) = index.marks.add(self.photos[5], different=three, by="ann")
             self._note([wrong])
-            active = [mark.id for mark in index.marks() if mark.entry == three]
-            index.unmark(active)
+            active = [mark.id for mark in index.marks.read() if mark.entry == three]
+            index.marks.undo(active)
             index.label([one, two], "tower")
 
     def _note(self, marks: Any) -> None:
@@ -278,16 +278,18 @@ class Mark(IndexOperation):
 
     def observe(self) -> Any:
         with open_index(self.index) as index:
-            marks = [(mark.query.digest, mark.entry, mark.same, mark.by) for mark in index.marks()]
+            marks = [
+                (mark.query.digest, mark.entry, mark.same, mark.by) for mark in index.marks.read()
+            ]
             labels = {entry.id: dict(entry.attributes) for entry in index}
         return {"marks": marks, "labels": labels, "photos": names(self.index / "queries")}
 
     def check_interrupted(self, expected: Any) -> None:
         """What was stored is in the log, and everything in the log can be read."""
         with open_index(self.index) as index:
-            known = {mark.id for mark in index.marks().history}
+            known = {mark.id for mark in index.marks.read().history}
             assert set(self.notes.read_text().split()) <= known
-            assert not index.marks().missing
+            assert not index.marks.read().missing
             assert index.check().ok
 
 

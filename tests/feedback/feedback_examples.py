@@ -9,4 +9,4 @@ def mark_truly(index, queries, k=6):
         kind = query.split("/")[0]
         hits = [hit.id for hit in index.search(like=query, k=k)]
         same = [photo for photo in hits if photo.startswith(f"{kind}/")]
-        index.mark(query, same=same, different=[photo for photo in hits if photo not in same])
+        index.marks.add(query, same=same, different=[photo for photo in hits if photo not in same])

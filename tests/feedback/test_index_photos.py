@@ -68,9 +68,9 @@ def test_labels_marks_and_query_photos_become_classes(index, tmp_path):
         index.label([f"class{kind}/0.jpg", f"class{kind}/1.jpg"], f"kind {kind}")
     query = tmp_path / "query.png"
     Image.new("RGB", (50, 40), (200, 30, 30)).save(query)
-    index.mark(query, same=["class0/2.jpg", "class0/0.jpg"], different=["class5/0.jpg"])
-    index.mark("class6/0.jpg", same=["class6/1.jpg"], by="ann")
-    index.mark("class6/0.jpg", different=["class6/1.jpg"], by="bob")
+    index.marks.add(query, same=["class0/2.jpg", "class0/0.jpg"], different=["class5/0.jpg"])
+    index.marks.add("class6/0.jpg", same=["class6/1.jpg"], by="ann")
+    index.marks.add("class6/0.jpg", different=["class6/1.jpg"], by="bob")
     found = read_index_photos(index, 0.25, 0)
     images = found.images
     named = {
@@ -96,7 +96,7 @@ def test_labels_marks_and_query_photos_become_classes(index, tmp_path):
 def test_an_index_without_enough_classes_is_refused(index):
     with pytest.raises(InputError, match="has neither labels nor marks to train on"):
         read_index_photos(index, 0.25, 0)
-    index.mark("class0/0.jpg", same=["class0/1.jpg"], different=["class1/0.jpg"])
+    index.marks.add("class0/0.jpg", same=["class0/1.jpg"], different=["class1/0.jpg"])
     with pytest.raises(InputError, match="for 1 classes of two or more photos, but training needs"):
         read_index_photos(index, 0.25, 0)
 

@@ -146,7 +146,7 @@ def test_files_of_an_attempt_that_did_not_start_do_not_matter(tmp_path):
 def test_marks_between_training_and_validation_are_counted(marked, tmp_path):
     ids = [f"class{kind}/0.jpg" for kind in range(8)]
     for one, other in itertools.pairwise(ids):  # all classes are connected
-        marked.mark(one, different=[other])
+        marked.marks.add(one, different=[other])
     notes: list[str] = []
     settings = QUICK | {"updates": 1}
     lw.train(
@@ -201,7 +201,7 @@ def test_mark_export_train_upgrade_and_roll_back(listwise, folder, model_folder,
     assert listwise("index", "changes", folder)[0] == 0
     with lw.open_index(folder) as index:
         assert index.header.model_folder == str(tmp_path / "run" / "model")
-        assert len(index.marks()) > 20
+        assert len(index.marks.read()) > 20
     assert listwise("index", "rollback", folder)[0] == 0
     with lw.open_index(folder) as index:
         assert index.header.model_folder == str(model_folder)

@@ -10,12 +10,13 @@ import pytest
 from listwise.search import exact_search
 from listwise.search.entries import Entry, NewEntries, entry_key
 from listwise.search.exact import ExactIndex, ExactNeighbors
-from listwise.search.folder import store as folder_store
+from listwise.search.folder import table as folder_table
 from listwise.search.folder import tuning
 from listwise.search.folder.compressed import compressed_memory, trained_index
 from listwise.search.folder.store import FolderStore
+from listwise.search.methods import SearchIntent
 from listwise.search.opening import create_store, open_store
-from listwise.search.store import IndexHeader, SearchIntent
+from listwise.search.store import IndexHeader
 
 DIM = 64
 LITTLE = SearchIntent(memory=300_000)  # bytes: less than the descriptors take
@@ -52,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
     folder = tmp_path_factory.mktemp("made") / "index"
     with create_store(folder, header()) as index:
         index.put(entries(0, rows))
-        index.tune(LITTLE)
+        index.method.tune(LITTLE)
     return folder
 
 
@@ -65,7 +66,10 @@ def folder(tmp_path: Path, made: Path) -> Path:
 def saved(folder: Path) -> dict[str, object]:
     """The search method that is saved, and the name of its file."""
     with open_store(folder) as index:
-        return index.facts() | {"bytes": 0, "codes": sorted(map(str, folder.glob("codes-*")))}
+        return index.method.facts() | {
+            "bytes": 0,
+            "codes": sorted(map(str, folder.glob("codes-*"))),
+        }
 
 
 def header(dim: int = DIM) -> IndexHeader:
@@ -80,7 +84,7 @@ def test_recall_is_what_was_measured(tmp_path: Path, rows: np.ndarray) -> None:
         index.put(entries(0, rows))
         for wanted in (None, 0.99):
             intent = SearchIntent(memory=300_000, recall=wanted)
-            tuned = index.tune(intent, notes.append)
+            tuned = index.method.tune(intent, notes.append)
             assert tuned.method.startswith("compressed")
             assert tuned.recall >= (wanted or 0.95)
             assert 0 < tuned.memory <= 300_000
@@ -106,7 +110,7 @@ def test_changes_are_searched_at_once_and_after_opening(
     def never(*arguments: object) -> None:
         raise AssertionError("the lists were made anew")
 
-    monkeypatch.setattr(folder_store, "trained_index", never)
+    monkeypatch.setattr(tuning, "trained_index", never)
     reader = open_store(folder)
     queries = clustered(np.random.default_rng(2), 30)
     nearest = reader.search(queries[:1], 1)[1][0, 0]
@@ -124,7 +128,7 @@ def test_changes_are_searched_at_once_and_after_opening(
 def check_changed(index: object, rows: np.ndarray, queries: np.ndarray, gone: int) -> None:
     assert isinstance(index, FolderStore)
     scores, found = index.search(queries[:20], 10)
-    assert index._compressed is not None
+    assert index.method.state.codes
     assert found[:, 0].tolist() == [entry_key(f"n{len(rows) + i}") for i in range(20)]
     np.testing.assert_allclose(scores[:, 0], 1, atol=1e-5)
     assert gone not in found
@@ -167,7 +171,7 @@ def test_a_full_disk_is_a_warning(
 
     monkeypatch.setattr(faiss, "write_index", full)
     with open_store(folder) as index:
-        assert index.tune(SearchIntent(memory=250_000)).recall > 0.9
+        assert index.method.tune(SearchIntent(memory=250_000)).recall > 0.9
         assert index.search(rows[:1], 1)[1].tolist() == [[entry_key("n0")]]
     assert "the search method is not saved" in caplog.text
 
@@ -175,14 +179,14 @@ def test_a_full_disk_is_a_warning(
 def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(folder_store, "set_probes", None)  # nothing is measured again
+        patch.setattr(tuning, "set_probes", None)  # nothing is measured again
         with open_store(folder) as index:
-            tuned = index.tune(LITTLE)
+            tuned = index.method.tune(LITTLE)
     assert saved(folder) == before
     assert before["method"] == tuned.method
     # Another intent is another choice.
     with open_store(folder) as index:
-        assert index.tune(SearchIntent()).method == "exact"
+        assert index.method.tune(SearchIntent()).method == "exact"
         assert index.info()["method"] == "exact"
     assert not list(folder.glob("codes-*"))
 
@@ -209,7 +213,7 @@ def test_a_search_does_not_wait_for_a_writer(folder: Path, rows: np.ndarray) -> 
     with open_store(folder) as index:
         index.put(entries(len(rows), more))
     before = saved(folder)
-    with open_store(folder) as writer, writer.pausing(), open_store(folder) as index:
+    with open_store(folder) as writer, writer.generations.pausing(), open_store(folder) as index:
         assert index.search(more[:1], 1)[1].tolist() == [[entry_key(f"n{len(rows)}")]]
     assert saved(folder) == before  # saving is left to another time
 
@@ -250,7 +254,7 @@ def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
     notes: list[str] = []
     with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows[:300]))
-        index.tune(SearchIntent(memory=100, milliseconds=1e-6, recall=1.0), notes.append)
+        index.method.tune(SearchIntent(memory=100, milliseconds=1e-6, recall=1.0), notes.append)
     assert "bytes of memory instead of 100" in notes[-1]
     assert "ms per query instead of 1e-06" in notes[-1]
 
@@ -261,7 +265,7 @@ def test_any_size_can_be_compressed(dim: int, tmp_path: Path) -> None:
     for count in (0, 1, 2, 20):
         with create_store(tmp_path / f"index{count}", header(dim)) as index:
             index.put(entries(0, rows[:count]))
-            index.tune(SearchIntent(memory=1))
+            index.method.tune(SearchIntent(memory=1))
             scores, found = index.search(rows[:3], 20)
             wanted, places = exact_search(rows[:3], rows[:count], 20)
             np.testing.assert_allclose(scores, wanted, rtol=1e-5)
@@ -272,8 +276,8 @@ def test_any_size_can_be_compressed(dim: int, tmp_path: Path) -> None:
 def test_codes_follow_descriptors_to_another_file(
     folder: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_store, "_SLACK", 0)
-    monkeypatch.setattr(folder_store, "trained_index", None)  # the lists stay
+    monkeypatch.setattr(folder_table, "_SLACK", 0)
+    monkeypatch.setattr(tuning, "trained_index", None)  # the lists stay
     queries = clustered(np.random.default_rng(2), 50)
     [before] = folder.glob("descriptors-*")
     with open_store(folder) as index, open_store(folder) as reader:

@@ -30,7 +30,7 @@ def original(filled, tmp_path_factory):
         rows = store.vectors([second.key])
         store.put(NewEntries([changed], rows, [store.thumbnail(second.key) or b""]))
         store.remove([first.key])
-        store.tune(SearchIntent(memory=1, recall=1.0))
+        store.method.tune(SearchIntent(memory=1, recall=1.0))
     return folder
 
 
@@ -84,7 +84,7 @@ def live(expected):
 @pytest.fixture(scope="module")
 def queries(original):
     with open_store(original) as store:
-        return store.vectors([entry.key for entry in store.page(3, 2)])
+        return store.vectors([entry.key for entry in store.entries(start=3, count=2)])
 
 
 @pytest.fixture(scope="module")

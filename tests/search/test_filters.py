@@ -14,8 +14,9 @@ from listwise.search.entries import Entry, NewEntries
 from listwise.search.filters import MOST_NESTED, MOST_VALUES, FilterError, quoted_name
 from listwise.search.folder import compressed, filtering
 from listwise.search.folder.database import Database
+from listwise.search.methods import SearchIntent
 from listwise.search.opening import create_store
-from listwise.search.store import IndexHeader, SearchIntent
+from listwise.search.store import IndexHeader
 
 DIM = 16
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=DIM)
@@ -374,8 +375,8 @@ def many(embedded_places):
                 for i in range(start, start + 1000)
             ]
             store.put(NewEntries(entries, rows[start : start + 1000], [b""] * 1000))
-        store.tune(SearchIntent(memory=40 * count))
-        assert "compressed" in store.facts()["method"]
+        store.method.tune(SearchIntent(memory=40 * count))
+        assert "compressed" in store.method.facts()["method"]
         yield store, rows
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from listwise.errors import InputError
 from listwise.search.entries import Entry, NewEntries, entry_key
-from listwise.search.folder import store as folder_store
+from listwise.search.folder import table as folder_table
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader, Store
 
@@ -130,7 +130,7 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
 
 
 def test_the_disk_gets_smaller_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_store, "_SLACK", 0)
+    monkeypatch.setattr(folder_table, "_SLACK", 0)
     rows = unit(np.random.default_rng(0), 2000, 128)
     folder = tmp_path / "index"
     with create_store(folder, header(128)) as index:
@@ -174,7 +174,7 @@ def test_a_writer_that_waits_for_another_process_stops_no_reader(tmp_path: Path)
     index = create_store(tmp_path / "index", header(4))
     index.put(some(["a"], rows[:1]))
     with ThreadPoolExecutor(1) as pool:
-        with open_store(tmp_path / "index") as other, other.pausing():  # it writes
+        with open_store(tmp_path / "index") as other, other.generations.pausing():  # it writes
             writing = pool.submit(index.put, some(["c"], rows[2:]))
             wait([writing], timeout=0.3)
             assert not writing.done()

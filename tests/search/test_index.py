@@ -323,7 +323,7 @@ def test_damaged_local_features_are_computed_again(model, tmp_path, monkeypatch)
     with Index(create_store(tmp_path / "index", header_of(model)), model) as index:
         index.add(path, local=True, workers=0)
         (entry,) = index
-        before = index.store.local([entry.key])
+        before = index.store.contents("local", [entry.key])
         with monkeypatch.context() as patch:
             patch.setattr("listwise.search.folder.store.content_sum", lambda key, code: 7)
             index.store.put_local([entry], [b"damaged"])
@@ -336,4 +336,4 @@ def test_damaged_local_features_are_computed_again(model, tmp_path, monkeypatch)
         result = index.check(repair=True)
         assert (result.repaired, result.ok) == ([entry.id], True)
         assert index.check().damaged == []
-        assert index.store.local([entry.key]) == before
+        assert index.store.contents("local", [entry.key]) == before

@@ -31,25 +31,25 @@ def store(request):
 
 
 def facts(index):
-    return [(mark.query.id, mark.entry, mark.same, mark.by) for mark in index.marks()]
+    return [(mark.query.id, mark.entry, mark.same, mark.by) for mark in index.marks.read()]
 
 
 def test_marks_and_labels_in_every_store(store, tmp_path):
     index = Index(store)
-    assert not index.marks().history
-    first = index.mark("e0", same=["e1", "e2"], different="e3", by="ann")
+    assert not index.marks.read().history
+    first = index.marks.add("e0", same=["e1", "e2"], different="e3", by="ann")
     expected = [("e0", "e1", True, "ann"), ("e0", "e2", True, "ann"), ("e0", "e3", False, "ann")]
     with open_store(store.uri) as other:  # as another process does
         assert facts(Index(other)) == expected
-        (second,) = Index(other).mark("e4", different=["e5"], by="bob")
+        (second,) = Index(other).marks.add("e4", different=["e5"], by="bob")
     assert facts(index) == [*expected, ("e4", "e5", False, "bob")]
-    assert index.unmark([first[1].id, second.id]) == 2
+    assert index.marks.undo([first[1].id, second.id]) == 2
     assert facts(index) == [expected[0], expected[2]]
     photo = tmp_path / "query.png"
     Image.new("RGB", (5, 5)).save(photo)
-    (third,) = index.mark(photo, same="e1")
+    (third,) = index.marks.add(photo, same="e1")
     assert os.path.exists(third.query.path)
-    index.unmark(third.id)
+    index.marks.undo(third.id)
     assert index.label(["e1", "e2"], "tower") == 2
     assert index.label("e2", "") == 1
     entries = {entry.id: entry for entry in index}
@@ -76,37 +76,38 @@ def test_a_photo_without_a_file_needs_a_folder(store):
     index = Index(store)
     if isinstance(store, MilvusStore):
         with pytest.raises(InputError, match="keeps no photos: give `query` as a file"):
-            index.mark(Image.new("RGB", (5, 5)), same="e1")
+            index.marks.add(Image.new("RGB", (5, 5)), same="e1")
     else:
-        (mark,) = index.mark(Image.new("RGB", (5, 5)), same="e1")
-        assert index.unmark(mark.id) == 1
+        (mark,) = index.marks.add(Image.new("RGB", (5, 5)), same="e1")
+        assert index.marks.undo(mark.id) == 1
 
 
 def test_upgrades_rollbacks_and_discards_keep_the_marks(store):
     index = Index(store)
-    (mark,) = index.mark("e4", same="e5")
+    (mark,) = index.marks.add("e4", same="e5")
     before = store.mark_log.read()
-    with store.create_generation(1, HEADER) as new:
+    generations = store.generations
+    with generations.create(1, HEADER) as new:
         assert new.mark_log.read() == before
-        store.save_record(store.record().begun())
-        with store.pausing():
-            store.switch(1)
+        generations.save_record(generations.record().begun(1))
+        with generations.pausing():
+            generations.switch(1)
         with open_store(store.uri) as current:
             assert current.generation == 1
             assert current.mark_log.read() == before
-            with current.pausing():
-                current.switch(0)
+            with current.generations.pausing():
+                current.generations.switch(0)
     with open_store(store.uri) as current:
         discard_generations(current)
         assert current.mark_log.read() == before
-    index.unmark(mark.id)
+    index.marks.undo(mark.id)
 
 
 def test_a_damaged_line_is_found_and_removed(store):
     index = Index(store)
-    index.mark("e4", same="e5")
+    index.marks.add("e4", same="e5")
     before = facts(index)
-    (new,) = index.mark("e2", different="e4", by="eve")
+    (new,) = index.marks.add("e2", different="e4", by="eve")
     log = store.mark_log
     if isinstance(store, MilvusStore):
         row = {"key": int(new.id, 16) >> 1, "order": new.time, "unused": [0.0, 1.0]}
@@ -118,7 +119,7 @@ def test_a_damaged_line_is_found_and_removed(store):
         with log._database.writing() as connection:
             connection.execute("UPDATE marks SET line = replace(line, 'eve', 'bob')")
     with pytest.raises(DamagedIndexError, match="changed after it was written; run listwise index"):
-        index.marks()
+        index.marks.read()
     assert len(index.check().damaged) == 1
     repaired = index.check(repair=True)
     assert repaired.ok

@@ -34,9 +34,11 @@ def facts(marks):
 
 def test_marks_are_read_as_they_were_written(index, ids, folder, model):
     a, b, c, d, *_ = ids
-    made = index.mark(a, same=[b, c], different=d, by="ann", ranks={b: 1, index.entry(d).key: 7})
+    made = index.marks.add(
+        a, same=[b, c], different=d, by="ann", ranks={b: 1, index.entry(d).key: 7}
+    )
     with open_index(folder, model) as again:
-        marks = again.marks()
+        marks = again.marks.read()
     assert list(marks) == made == list(marks.history)
     assert facts(marks) == [(a, b, True, "ann"), (a, c, True, "ann"), (a, d, False, "ann")]
     assert [mark.rank for mark in marks] == [1, None, 7]
@@ -48,41 +50,41 @@ def test_marks_are_read_as_they_were_written(index, ids, folder, model):
 
 def test_an_undone_mark_does_not_count_and_stays_in_the_history(index, ids):
     a, b, *_ = ids
-    first, second = index.mark(a, same=b) + index.mark(a, different=b)
-    assert facts(index.marks()) == [(a, b, False, "")]
-    assert index.unmark(second.id, by="bob") == 1
-    assert facts(index.marks()) == [(a, b, True, "")]
-    assert index.unmark([first.id, second.id]) == 1
-    marks = index.marks()
+    first, second = index.marks.add(a, same=b) + index.marks.add(a, different=b)
+    assert facts(index.marks.read()) == [(a, b, False, "")]
+    assert index.marks.undo(second.id, by="bob") == 1
+    assert facts(index.marks.read()) == [(a, b, True, "")]
+    assert index.marks.undo([first.id, second.id]) == 1
+    marks = index.marks.read()
     assert (len(marks), marks.undone, len(marks.history)) == (0, 2, 2)
     assert not marks.conflicts
     with pytest.raises(InputError, match="no mark 123: give the id of a mark"):
-        index.unmark("123")
+        index.marks.undo("123")
 
 
 def test_a_photo_that_is_no_entry_is_kept(index, ids, other_photo, folder):
-    (mark,) = index.mark(other_photo, same=ids[0])
+    (mark,) = index.marks.add(other_photo, same=ids[0])
     content = other_photo.read_bytes()
     other_photo.unlink()
-    (found,) = index.marks()
+    (found,) = index.marks.read()
     assert found == mark
     assert found.query.id == f"query:{found.query.digest}"
     kept = folder / "queries" / os.path.basename(found.query.path)
     assert kept.suffix == ".jpg"
     assert kept.read_bytes() == content
-    part = index.mark(kept, same=ids[0], box=(0, 0, 20, 20))[0].query
+    part = index.marks.add(kept, same=ids[0], box=(0, 0, 20, 20))[0].query
     assert (part.path, part.box) == (found.query.path, (0, 0, 20, 20))
     assert part.id != found.query.id
-    pixels = index.mark(Image.new("RGB", (9, 9)), different=ids[1])[0].query
+    pixels = index.marks.add(Image.new("RGB", (9, 9)), different=ids[1])[0].query
     assert Image.open(pixels.path).size == (9, 9)
 
 
 def test_kept_photos_are_found_in_an_index_that_was_moved(index, ids, other_photo, folder, model):
-    index.mark(other_photo, same=ids[:2])
+    index.marks.add(other_photo, same=ids[:2])
     index.close()
     moved = folder.rename(folder.with_name("moved"))
     with open_index(moved, model) as again:
-        marks = again.marks()
+        marks = again.marks.read()
         assert len(marks) == 2
         assert marks.active[0].query.path == str(next((moved / "queries").iterdir()))
         assert again.search(other_photo, marks=True)[0].id in ids[:2]
@@ -91,9 +93,9 @@ def test_kept_photos_are_found_in_an_index_that_was_moved(index, ids, other_phot
 def test_a_photo_that_is_an_entry_is_found_by_its_content(index, ids, other_photo):
     entry = index.entry(ids[0])
     other_photo.write_bytes(Path(entry.path).read_bytes())
-    (mark,) = index.mark(other_photo, same=[ids[0], ids[1]])  # the photo itself gets no mark
+    (mark,) = index.marks.add(other_photo, same=[ids[0], ids[1]])  # the photo itself gets no mark
     assert (mark.query.id, mark.entry) == (ids[0], ids[1])
-    (by_key,) = index.mark(entry.key, different=[ids[2]])
+    (by_key,) = index.marks.add(entry.key, different=[ids[2]])
     assert by_key.query == mark.query
 
 
@@ -117,36 +119,36 @@ def test_what_cannot_be_marked(index, ids, arguments, message):
     if given.get("same") == "x":
         given["same"] = ids[1]
     with pytest.raises(InputError, match=message):
-        index.mark(ids[0], **given)
-    assert not index.marks().history
+        index.marks.add(ids[0], **given)
+    assert not index.marks.read().history
     with pytest.raises(InputError, match="no-such-file"):
-        index.mark("no-such-file.jpg", same=ids[0])
+        index.marks.add("no-such-file.jpg", same=ids[0])
     with pytest.raises(InputError, match=r"test_marks\.py"):
-        index.mark(Path(__file__), same=ids[0])
+        index.marks.add(Path(__file__), same=ids[0])
     with pytest.raises(NoEntryError):
-        index.mark(12345, same=ids[0])
+        index.marks.add(12345, same=ids[0])
     with pytest.raises(InputError, match="`box` is for a photo: leave it out for an entry"):
-        index.mark(index.entry(ids[0]).key, same=ids[1], box=(0, 0, 9, 9))
+        index.marks.add(index.entry(ids[0]).key, same=ids[1], box=(0, 0, 9, 9))
 
 
 def test_marks_of_removed_photos_come_back_with_them(index, ids, tmp_path):
     a, b, c, *_ = ids
     paths = {name: index.entry(name).path for name in ids}
-    index.mark(a, same=[b, c])
+    index.marks.add(a, same=[b, c])
     index.remove(b)
-    marks = index.marks()
+    marks = index.marks.read()
     assert facts(marks) == [(a, c, True, "")]
     assert [mark.entry for mark in marks.missing] == [b]
     assert marks.write(tmp_path / "labels.csv").missing == 1
     moved = tmp_path / "moved.jpg"
     moved.write_bytes(Path(paths[b]).read_bytes())
     (new,) = index.add(moved, workers=0).added
-    assert facts(index.marks()) == [(a, new, True, ""), (a, c, True, "")]
+    assert facts(index.marks.read()) == [(a, new, True, ""), (a, c, True, "")]
     # The file under this id shows something else now.
     index.remove(new)
     Image.new("RGB", (40, 30)).save(moved)
     index.add(moved, workers=0)
-    assert [mark.entry for mark in index.marks().missing] == [b]
+    assert [mark.entry for mark in index.marks.read().missing] == [b]
 
 
 def test_labels_are_written_without_describing(index, ids, monkeypatch):
@@ -181,32 +183,32 @@ def test_a_photo_that_is_added_again_keeps_its_label(index, other_photo, tmp_pat
 
 def test_the_table_of_labels_is_read_by_training(index, ids, other_photo, tmp_path):
     a, b, c, d, *_ = ids
-    index.mark(a, same=b, different=d)
-    index.mark(other_photo, same=[c], box=(0, 0, 20, 20))
+    index.marks.add(a, same=b, different=d)
+    index.marks.add(other_photo, same=[c], box=(0, 0, 20, 20))
     index.label(b, "tower")
     index.label(ids[4:6], "louvre")  # nobody has marked these
     file = tmp_path / "labels.csv"
-    table = index.marks().write(file)
+    table = index.marks.read().write(file)
     assert (table.classes, table.photos, table.conflicting, table.missing) == (4, 7, 0, 0)
     found = read_labelled(file)
     names = [found.class_names[kind] for kind in found.labels]
     assert sorted(names) == sorted(["tower", "tower", c, c, d, "louvre", "louvre"])
     assert [found.box(place) for place in range(7) if found.box(place)] == [(0, 0, 20, 20)]
-    index.mark(ids[4], different=ids[5])  # contradicts the label
-    assert index.marks().write(file).conflicting == 2
+    index.marks.add(ids[4], different=ids[5])  # contradicts the label
+    assert index.marks.read().write(file).conflicting == 2
     assert "louvre" not in read_labelled(file).class_names
 
 
 def test_photos_with_labels_and_marks_make_the_classes_of_an_index(index):
     one, two, three, four, five = (entry.id for entry in itertools.islice(index.entries(), 5))
-    assert (index.marks().labels, index.classes()) == ({}, [])
+    assert (index.marks.read().labels, index.marks.classes()) == ({}, [])
     index.label([one, two], "chair")
-    index.mark(two, same=[three], different=[four])
-    index.mark(four, same=[five])
-    chair, other = index.classes()
+    index.marks.add(two, same=[three], different=[four])
+    index.marks.add(four, same=[five])
+    chair, other = index.marks.classes()
     assert (chair.name, chair.photos, chair.labelled, chair.marks) == ("chair", 3, 2, 2)
     assert (other.name, other.photos, other.labelled, other.marks) == (min(four, five), 2, 0, 2)
-    assert index.marks().labels == {one: "chair", two: "chair"}
+    assert index.marks.read().labels == {one: "chair", two: "chair"}
     assert chair.open >= 0
 
 
@@ -215,8 +217,8 @@ def test_suggestions_are_unknown_pairs_spread_over_classes(index):
     classes = {"red": names[:6], "blue": names[6:12]}
     for name, members in classes.items():
         index.label(members, name)
-    index.mark(names[12], same=[names[13]], different=[names[0]])
-    found = index.suggest(12)
+    index.marks.add(names[12], same=[names[13]], different=[names[0]])
+    found = index.marks.suggest(12)
     assert len(found) == 12
     pairs = {frozenset((each.one.id, each.other.id)) for each in found}
     assert len(pairs) == 12
@@ -234,10 +236,10 @@ def test_suggestions_of_a_calibrated_model_are_nearest_to_one_half(index):
     index.label([first], "red")
     # One half is at the score 0.7.
     known = Calibration(slope=10, intercept=-7, source="", photos=0, pairs=0, positives=0)
-    found = find_suggestions(index.store, index.marks(), known, 5)
+    found = find_suggestions(index.store, index.marks.read(), known, 5)
     scores = [hit.score for hit in index.search(like=first, k=20)]
     nearest = sorted(abs(known.probability(score) - 0.5) for score in scores)[:5]
     assert [abs(each.probability - 0.5) for each in found] == pytest.approx(nearest, abs=1e-5)
     assert {each.one.id for each in found} == {first}
     with pytest.raises(InputError, match="`count` must be 1 or more"):
-        index.suggest(0)
+        index.marks.suggest(0)

@@ -14,12 +14,13 @@ import pytest
 from listwise.errors import InputError
 from listwise.search import exact_search
 from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.methods import SearchIntent
 from listwise.search.milvus import connection
 from listwise.search.milvus.connection import Connection, parse_place
 from listwise.search.milvus.rows import THUMBNAIL_BYTES
-from listwise.search.milvus.store import EXACT, fast
+from listwise.search.milvus.tuning import EXACT, fast
 from listwise.search.opening import create_store, open_store, store_exists
-from listwise.search.store import IndexHeader, SearchIntent
+from listwise.search.store import IndexHeader
 
 pytest.importorskip("milvus_lite")
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=8)
@@ -192,7 +193,7 @@ def test_a_file_in_use_by_another_process_is_one_line(lite_places):
 
 def test_a_failed_call_is_one_line(new_place):
     with create_store(new_place(), HEADER) as index:
-        index._connection.call("drop_collection")
+        index.connection.call("drop_collection")
         with pytest.raises(InputError, match=r"failed: ") as caught:
             len(index)
     assert index.uri in str(caught.value)
@@ -285,7 +286,7 @@ def check_whole(index):
 def tune_and_die(place):
     index = open_store(place)
     die_before("create_index")
-    index.tune(SearchIntent(milliseconds=1e-6))
+    index.method.tune(SearchIntent(milliseconds=1e-6))
 
 
 def test_a_kill_between_two_methods_of_search_is_mended(server_places):
@@ -322,7 +323,9 @@ def test_entries_are_walked_through_where_a_window_holds_too_many(lite_places, m
     with create_store(lite_places(), HEADER) as index:
         keys = fill(index, clustered(300, 8)[0])
         assert sorted(entry.key for entry in index) == sorted(keys.tolist())
-        assert [entry.key for entry in index.page(140, 3)] == sorted(keys.tolist())[140:143]
+        assert [entry.key for entry in index.entries(start=140, count=3)] == sorted(keys.tolist())[
+            140:143
+        ]
 
 
 def test_what_does_not_fit_into_memory_is_compressed():
@@ -360,7 +363,7 @@ def test_milvus_lite_stays_exact(lite_places):
     with create_store(lite_places(), HEADER) as index:
         rows, queries = clustered(300, 8)
         keys = fill(index, rows)
-        tuned = index.tune(SearchIntent(milliseconds=1e-6, memory=1))
+        tuned = index.method.tune(SearchIntent(milliseconds=1e-6, memory=1))
         assert tuned.method == "exact"
         assert tuned.recall == 1
         assert recall(index, queries, rows, keys) == 1
@@ -382,9 +385,9 @@ def test_a_server_searches_as_it_is_asked_to(server_places):
         for intent, method, least in cases:
             if "IVF" in method and index.info()["server"].startswith("v2.3"):
                 with pytest.raises(InputError, match=r"Milvus 2\.5"):
-                    index.tune(intent)
+                    index.method.tune(intent)
                 continue
-            tuned = index.tune(intent)
+            tuned = index.method.tune(intent)
             assert tuned.method.startswith(method)
             assert tuned.memory <= (intent.memory or np.inf)
             assert tuned.recall >= least

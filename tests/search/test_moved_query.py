@@ -172,7 +172,7 @@ def test_combinations_that_make_no_sense(small):
 
 def test_stored_marks_move_the_query(small):
     index, _, _ = small
-    made = index.mark("e0", same=["e1"], different=["e11"])
+    made = index.marks.add("e0", same=["e1"], different=["e11"])
     try:
         found = names(index.search(like="e0", k=20, marks=True))
         assert found == names(index.search(like="e0", k=20, same="e1", different="e11"))
@@ -181,4 +181,4 @@ def test_stored_marks_move_the_query(small):
         other = names(index.search(like="e0", k=20, marks=True, different="e1"))
         assert other == names(index.search(like="e0", k=20, different=["e1", "e11"]))
     finally:
-        index.unmark([mark.id for mark in made])
+        index.marks.undo([mark.id for mark in made])

@@ -11,8 +11,9 @@ from listwise.errors import InputError
 from listwise.search import DamagedIndexError, alpha_query_expansion, exact_search
 from listwise.search import entries as entries_module
 from listwise.search.entries import Entry, NewEntries
+from listwise.search.methods import SearchIntent
 from listwise.search.opening import create_store, open_store, store_exists
-from listwise.search.store import IndexHeader, SearchIntent
+from listwise.search.store import IndexHeader
 
 DIM = 16
 HEADER = IndexHeader(model="f" * 64, model_folder="/models/m", whitened=True, dim=DIM)
@@ -86,7 +87,7 @@ def test_an_empty_index_and_empty_requests(index):
     index.put(NewEntries([], np.zeros((0, DIM), np.float32), []))
     assert len(index) == 0
     assert list(index) == []
-    assert index.page(0, 10) == []
+    assert list(index.entries(count=10)) == []
     assert index.with_digests(["a", ""]) == {}
     for unknown in (1, -1, 2**63, 10**30):
         assert index.get([unknown]) == {}
@@ -94,7 +95,7 @@ def test_an_empty_index_and_empty_requests(index):
         assert index.remove([unknown]) == 0
     scores, keys = index.search(vectors(3), 5)
     assert scores.shape == keys.shape == (3, 0)
-    assert index.tune(SearchIntent()).recall == 1
+    assert index.method.tune(SearchIntent()).recall == 1
     fill(index, 3)
     assert index.remove([]) == 0
     assert index.get([]) == index.with_digests([]) == {}
@@ -212,11 +213,11 @@ def test_query_expansion_through_the_index_is_that_of_its_descriptors(index):
 
 def test_pages_are_parts_of_one_order(index):
     entries, _ = fill(index, 95)
-    pages = [index.page(start, 20) for start in range(0, 120, 20)]
+    pages = [list(index.entries(None, start, 20)) for start in range(0, 120, 20)]
     assert [len(page) for page in pages] == [20, 20, 20, 20, 15, 0]
     walked = [one for page in pages for one in page]
     assert sorted(one.id for one in walked) == sorted(one.id for one in entries)
-    assert index.page(37, 5) == walked[37:42]
+    assert list(index.entries(start=37, count=5)) == walked[37:42]
     assert list(index) == walked
     index.remove([walked[0].key])
     assert {one.id for one in index} == {one.id for one in walked[1:]}
@@ -238,7 +239,7 @@ def test_more_entries_than_one_request_names(index):
     assert all(one.sound for one in found)
     assert {one.name for one in found} == {one.id for one in index}
     assert entries[7] in [one.entry for one in found]
-    assert index.check_files(index.uri) == []
+    assert index.generations.check_files(index.uri) == []
     gone = next(one for one in found if one.name == entries[1].id)
     index.discard([gone.place])
     assert {one.id for one in index} == {one.name for one in found} - {gone.name}
@@ -279,7 +280,7 @@ def test_two_ids_with_one_key_are_refused(index, monkeypatch):
 def test_tuning_is_measured_and_remembered(index):
     fill(index, 300)
     notes = []
-    tuned = index.tune(SearchIntent(), notes.append)
+    tuned = index.method.tune(SearchIntent(), notes.append)
     assert tuned.recall >= 0.99
     assert tuned.milliseconds > 0
     assert tuned.memory >= 300 * DIM * 4
@@ -299,12 +300,15 @@ def test_other_content_than_was_written_is_refused(index, monkeypatch):
     wrong["local_sum"][7] += 1
     with monkeypatch.context() as patch:
         # As if stored numbers had changed after their checksums were computed.
-        for module in ("folder.store", "milvus.rows"):
+        for module in ("folder.table", "milvus.rows"):
             patch.setattr(f"listwise.search.{module}.new_sums", lambda new: wrong)
         index.put(new)
     if index.engine == "embedded":
         index.close()  # forgets the descriptors in memory, and reads the table again
-    for read, what in ((index.vectors, "of 1 entry do not"), (index.local, "of the local")):
+    for read, what in (
+        (index.vectors, "of 1 entry do not"),
+        (lambda keys: index.contents("local", keys), "of the local"),
+    ):
         with pytest.raises(DamagedIndexError, match=what) as caught:
             read([one.key for one in entries])
         assert "listwise index check" in str(caught.value)
@@ -319,14 +323,14 @@ def test_local_features_belong_to_their_entries(new_place):
     codes = [bytes([number]) * 30_000 for number in range(5)]
     with create_store(place, HEADER) as made:
         entries, rows = fill(made, 5)
-        assert made.local([one.key for one in entries]) == {}
+        assert made.contents("local", [one.key for one in entries]) == {}
         assert made.info()["local"] is None
         made.store_local()
         assert made.header.local is True
-        assert sorted(made.without_local()) == sorted(one.key for one in entries)
+        assert made.local_sizes() == dict.fromkeys([one.key for one in entries], 0)
         new = entry("new")
         made.put(NewEntries([new, entries[0]], rows[:2], [b"", b""], [codes[3], b""]))
-        assert made.local([one.key for one in [new, *entries]]) == {new.key: codes[3]}
+        assert made.contents("local", [one.key for one in [new, *entries]]) == {new.key: codes[3]}
         replaced = dataclasses.replace(entries[2], digest="replaced")
         made.put(NewEntries([replaced], rows[2:3], [JPEG]))
         made.remove([entries[4].key])
@@ -334,18 +338,17 @@ def test_local_features_belong_to_their_entries(new_place):
     with open_store(place) as opened:
         assert opened.header.local is True
         expected = {new.key: codes[3], entries[1].key: codes[0]}
-        assert opened.local([one.key for one in [new, *entries]]) == expected
-        assert opened.count_local() == (2, 60_000)
+        assert opened.contents("local", [one.key for one in [new, *entries]]) == expected
         assert opened.info()["local"] == {"entries": 2, "bytes": 60_000}
-        missing = {entries[0].key, entries[2].key, entries[3].key}
-        assert set(opened.without_local()) == missing
+        sizes = {entry.key: 0 for entry in (entries[0], replaced, entries[3])}
+        assert opened.local_sizes() == sizes | {new.key: 30_000, entries[1].key: 30_000}
         assert opened.get([entries[1].key]) == {entries[1].key: entries[1]}
         np.testing.assert_array_equal(opened.vectors([entries[1].key]), rows[1:2])
         assert opened.thumbnail(replaced.key) == JPEG
         assert all(one.sound for part in opened.examine() for one in part)
         opened.remove([new.key])
-        assert opened.local([new.key]) == {}
-        assert opened.count_local() == (1, 30_000)
+        assert opened.contents("local", [new.key]) == {}
+        assert opened.info()["local"] == {"entries": 1, "bytes": 30_000}
 
 
 def test_two_openings_of_one_index_see_each_other(new_place):

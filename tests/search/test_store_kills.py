@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.methods import SearchIntent
 from listwise.search.opening import create_store, open_store, store_exists
-from listwise.search.store import IndexHeader, SearchIntent, Store
+from listwise.search.store import IndexHeader, Store
 
 DIM = 8
 NAMES = 60
@@ -27,9 +28,9 @@ def row_of(name: str, mark: int) -> np.ndarray:
 
 def write_for_ever(folder: str, log: str, seed: int) -> None:
     """Create, put, remove and tune, and log what is about to be done and what was done."""
-    from listwise.search.folder import store
+    from listwise.search.folder import table
 
-    store._SLACK = 0  # descriptors are copied to another file whenever most were removed
+    table._SLACK = 0  # descriptors are copied to another file whenever most were removed
     choices = random.Random(seed)
     with open(log, "a", encoding="ascii", buffering=1) as file:
         file.write("start\n")
@@ -52,7 +53,7 @@ def write_for_ever(folder: str, log: str, seed: int) -> None:
             elif kind == "search":
                 index.search(np.ones((1, DIM)), 5)
             else:
-                index.tune(SearchIntent(memory=1 if mark % 2 else None))
+                index.method.tune(SearchIntent(memory=1 if mark % 2 else None))
             file.write(f"done {mark}\n")
 
 

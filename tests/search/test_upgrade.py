@@ -20,9 +20,9 @@ from listwise.search import (
     open_index,
     upgrading,
 )
-from listwise.search.milvus import store as milvus
+from listwise.search.methods import SearchIntent
+from listwise.search.milvus import generations as milvus
 from listwise.search.opening import open_store
-from listwise.search.store import SearchIntent
 
 PHOTOS = 10
 
@@ -89,7 +89,7 @@ def contents(index):
     entries = sorted(index, key=lambda entry: entry.id)
     keys = [entry.key for entry in entries]
     rows = index.store.vectors(keys)
-    small, local = index.store.thumbnails(keys), index.store.local(keys)
+    small, local = (index.store.contents(kind, keys) for kind in ("thumbnail", "local"))
     return {
         entry.id: (entry, row.round(4).tolist(), small.get(entry.key), local.get(entry.key))
         for entry, row in zip(entries, rows, strict=True)
@@ -244,15 +244,16 @@ def test_a_discard_waits_for_a_removal(upgraded, monkeypatch):
     """A removal also changes the earlier generation."""
     with open_index(upgraded) as index, open_index(upgraded) as other:
         discard, seen = threading.Thread(target=index.discard_earlier), []
-        original = other.store.open_generation
+        generations = other.store.generations
+        original = generations.open
 
         def open_generation(number, aside):
             discard.start()
             discard.join(0.5)
-            seen.append(other.store.record().previous)
+            seen.append(generations.record().previous)
             return original(number, aside=aside)
 
-        monkeypatch.setattr(other.store, "open_generation", open_generation)
+        monkeypatch.setattr(generations, "open", open_generation)
         assert other.remove("2.jpg") == 1
         discard.join()
         assert seen == [0]
@@ -321,36 +322,37 @@ def test_changes_in_milvus_wait_for_a_switch(lite_places, few, model, new_model,
     monkeypatch.setattr(milvus, "_POLL", 0.01)
     with open_index(lite_places(), model) as index:
         index.add(few / "0.jpg", workers=0)
-        left = index.store.record().model_copy(update={"paused": "a killed process"})
-        index.store.save_record(left)
+        generations = index.store.generations
+        left = generations.record().model_copy(update={"paused": "a killed process"})
+        generations.save_record(left)
         assert len(index.add(few / "1.jpg", workers=0).added) == 1  # after a while
-        assert index.store.record().paused == ""
+        assert generations.record().paused == ""
 
         # Somebody else ends the pause of an upgrade that takes too long: it does not switch.
-        with index.store.pausing():
-            index.store.save_record(left.model_copy(update={"paused": ""}))
+        with generations.pausing():
+            generations.save_record(left.model_copy(update={"paused": ""}))
             with pytest.raises(InputError, match="ended the pause"):
-                index.store.switch(1)
+                generations.switch(1)
 
         # A switch while a change is written: the change is made again, in the new generation.
-        upsert, stale = index.store._connection.call, index.store
+        upsert, stale = index.store.connection.call, index.store
 
         def call(method, **arguments):
             found = upsert(method, **arguments)
             if method == "upsert":
-                monkeypatch.setattr(stale._connection, "call", upsert)
+                monkeypatch.setattr(stale.connection, "call", upsert)
                 with open_index(stale.uri, device="cpu") as other:
                     other.upgrade(new_model, workers=0)
             return found
 
-        monkeypatch.setattr(stale._connection, "call", call)
+        monkeypatch.setattr(stale.connection, "call", call)
         assert index.add(few / "2.jpg", workers=0).errors == []
         assert index.header.model == new_model.fingerprint
         assert len(index) == 3
 
 
 def test_two_upgrades_at_one_time_are_refused(shop, new_model):
-    with open_index(shop) as index, open_store(shop) as other, other.upgrading():
+    with open_index(shop) as index, open_store(shop) as other, other.generations.upgrading():
         with pytest.raises(InputError, match="another process upgrades"):
             index.upgrade(new_model, workers=0)
         with pytest.raises(InputError, match="another process upgrades"):

@@ -44,7 +44,7 @@ def shop(model, model_folder, photos, tmp_path_factory):
     calibrated.save(folder / "model")
     with open_index(folder / "index", calibrated) as index:
         index.add(photos / "sizes.csv", workers=0)
-        index.mark("class0/0.jpg", same=["class3/2.jpg"])
+        index.marks.add("class0/0.jpg", same=["class3/2.jpg"])
         server = InThread(index, ServeSettings(limits=Limits(seconds=60)))
         yield index, Client(server.url, seconds=60), photos / "class0" / "0.jpg"
         server.stop()

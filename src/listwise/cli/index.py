@@ -24,7 +24,8 @@ from listwise.progress import aligned
 
 if TYPE_CHECKING:
     from listwise import search
-    from listwise.search.store import Store, TuningResult
+    from listwise.search.methods import TuningResult
+    from listwise.search.store import Store
 
 app = make_app(
     "Build an index of photos, add photos to it or remove them.",
@@ -79,7 +80,7 @@ def open_existing(index: str, model: Path | None = None, device: str = "auto") -
     app,
     "search.opening:open_index",
     "search.index:Index.add",
-    "search.store:search_intent",
+    "search.methods:search_intent",
     without=("uri", "create"),
 )
 def build(
@@ -111,7 +112,7 @@ def build(
     Every column of a table other than path and box becomes an attribute. Run the same command
     again to resume after an interruption.
     """
-    from listwise.search.store import search_intent
+    from listwise.search.methods import search_intent
 
     wanted = search_intent(**take(options, "memory", "milliseconds", "recall"))
 
@@ -449,8 +450,8 @@ def marks(
     table is for listwise train.
     """
     with open_existing(index) as opened:
-        undone = opened.unmark(undo) if undo else 0
-        found = opened.marks()
+        undone = opened.marks.undo(undo) if undo else 0
+        found = opened.marks.read()
     table = found.write(export) if export is not None else None
     conflicting = [
         {**vars(each), "marks": [mark.id for mark in each.marks]} for each in found.conflicts
@@ -506,7 +507,7 @@ def local(output: Output, index: str, **options: Any) -> None:
     output.result({"index": index, **counts}, f"{done}; {has}")
 
 
-@command(app, "search.store:search_intent")
+@command(app, "search.methods:search_intent")
 def limits(output: Output, index: str, **options: Any) -> None:
     """Choose the search method of an index for limits of memory and time, and measure it.
 
@@ -516,7 +517,7 @@ def limits(output: Output, index: str, **options: Any) -> None:
       listwise index limits shop      # choose by the size of the index
     """
     with open_existing(index) as opened, output.console.status("measuring search methods"):
-        from listwise.search.store import search_intent
+        from listwise.search.methods import search_intent
 
         tuned = opened.tune(search_intent(**options), output.note)
     output.result(tuned, _search_text(tuned))
@@ -547,10 +548,10 @@ def _open_store(index: str) -> "Store":
     require_index(index)
     if "://" not in index and not index.rstrip("/").endswith(".db"):
         with requires("index", "an index in a folder"):
-            from listwise.search.folder.store import FolderStore
+            from listwise.search.folder.generations import FolderGenerations
 
-        if FolderStore.exists(index):
-            return FolderStore.open(index)
+        if FolderGenerations.exists(index):
+            return FolderGenerations.open_index(index)
     from listwise.search import open_store
 
     return open_store(index)

@@ -106,7 +106,7 @@ def _save(
         person = ""
     box = boxes[0] if boxes else None
     same, different = options.same, options.different
-    if not index.mark(given[0], same=same, different=different, box=box, by=person):
+    if not index.marks.add(given[0], same=same, different=different, box=box, by=person):
         raise InputError("nothing to save: the marked entry is the query itself")
 
 

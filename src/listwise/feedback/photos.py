@@ -71,7 +71,7 @@ def read_index_photos(index: Index, val_fraction: float, seed: int) -> IndexPhot
     Raises:
         InputError: there are too few classes, or photos are missing on the disk.
     """
-    marks = index.marks()
+    marks = index.marks.read()
     classes = marks.class_names
     if not classes:
         raise InputError(

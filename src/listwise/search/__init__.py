@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from listwise.search.filling import Added, add_descriptors, add_photos
     from listwise.search.filters import Facet, Filter, parse_filter
     from listwise.search.generation import Generation, header_of
+    from listwise.search.generations import IndexUpgradedError
     from listwise.search.hits import Hit
     from listwise.search.index import Index
+    from listwise.search.index_marks import IndexMarks
     from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
+    from listwise.search.methods import SearchIntent
     from listwise.search.opening import check_index, create_store, open_index, open_store
     from listwise.search.options import SearchOptions
     from listwise.search.refinement import (
@@ -28,14 +31,22 @@ if TYPE_CHECKING:
         refined_search,
         superglobal_scores,
     )
-    from listwise.search.store import IndexHeader, IndexUpgradedError, SearchIntent, Store
+    from listwise.search.store import IndexHeader, Store
     from listwise.search.stored_marks import ClassProgress, Suggestion
     from listwise.search.upgrading import ResultChange, UpgradeChanges, UpgradeResult
 
 __all__ = ["Added", "CheckResult", "ClassProgress", "Conflict", "DamagedIndexError"]
 __all__ += ["DuplicateGroup", "Entry", "ExactIndex", "Facet", "Filter", "Generation", "Hit"]
-__all__ += ["Index", "IndexHeader", "IndexUpgradedError", "Mark", "MarkTable", "MarkedClass"]
-__all__ += ["MarkedQuery", "Marks", "NewEntries", "ResultChange", "SearchIntent", "SearchOptions"]
+__all__ += ["Index", "IndexHeader", "IndexMarks", "IndexUpgradedError", "Mark", "MarkTable"]
+__all__ += [
+    "MarkedClass",
+    "MarkedQuery",
+    "Marks",
+    "NewEntries",
+    "ResultChange",
+    "SearchIntent",
+    "SearchOptions",
+]
 __all__ += ["Store", "Suggestion", "UpgradeChanges", "UpgradeResult", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index"]
 __all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_scores", "exact_search"]
@@ -43,8 +54,8 @@ __all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_se
 __all__ += ["superglobal_scores"]
 
 _MODULES = ["checking", "duplicates", "entries", "exact", "filling", "filters"]
-_MODULES += ["generation", "hits", "index", "marks", "opening", "options", "refinement", "store"]
-_MODULES += ["stored_marks", "upgrading"]
+_MODULES += ["generation", "generations", "hits", "index", "index_marks", "marks", "methods"]
+_MODULES += ["opening", "options", "refinement", "store", "stored_marks", "upgrading"]
 
 
 def __getattr__(name: str) -> Any:

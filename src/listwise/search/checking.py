@@ -58,7 +58,7 @@ def check_store(
         on_progress: is called with the number of entries that were just checked.
     """
     store = generation.store
-    files, marks = store.check_files(store.uri, repair), store.mark_log.damaged()
+    files, marks = store.generations.check_files(store.uri, repair), store.mark_log.damaged()
     if repair and marks:
         store.mark_log.drop(marks)
     result = CheckResult(damaged=files + marks, repaired=files + marks if repair else [])

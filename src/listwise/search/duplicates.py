@@ -60,7 +60,8 @@ def find_duplicates(
         raise InputError(f"`threshold` must be from -1 to 1, not {threshold:g}")
     groups = _Groups()
     known = [np.zeros((0, 2), np.int64)]
-    for entries in store.pages():
+    for part in in_parts(store.keys().tolist(), _BLOCK):
+        entries = list(store.get(part).values())
         digests = [(entry_key(entry.digest), entry.key) for entry in entries if entry.digest]
         known.append(np.array(digests, np.int64).reshape(-1, 2))
         keys = np.array([entry.key for entry in entries], np.int64)

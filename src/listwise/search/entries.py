@@ -79,13 +79,6 @@ def as_row(entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, **values, "box": box, "attributes": attributes}
 
 
-def from_row(row: Mapping[str, Any]) -> Entry:
-    """Convert a row of `as_row` back to an entry."""
-    values = {name: row[name] for name in VALUES}
-    box = tuple(json.loads(row["box"])) if row["box"] else None
-    return Entry(**{**values, "box": box, "attributes": json.loads(row["attributes"])})
-
-
 def entry_key(name: str) -> int:
     """The key of an entry: 63 bits of a hash of its id."""
     # Names from a terminal or a file system are not always UTF-8.
@@ -136,6 +129,15 @@ class NewEntries:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", self.local or [b""] * len(self.entries))
+
+    def at(self, places: Sequence[int]) -> "NewEntries":
+        """Those at some places."""
+        return NewEntries(
+            [self.entries[place] for place in places],
+            self.descriptors[places],
+            [self.thumbnails[place] for place in places],
+            [self.local[place] for place in places],
+        )
 
 
 class DamagedIndexError(InputError):
@@ -229,10 +231,13 @@ def new_sums(new: NewEntries) -> dict[str, list[int]]:
     }
 
 
-def check_entry(uri: str, row: Mapping[str, Any]) -> None:
-    """Refuse an entry whose values are not those that were written."""
+def read_entry(uri: str, row: Mapping[str, Any]) -> Entry:
+    """Convert a row of `as_row` back to an entry; refuse values that are not what was written."""
     if row["entry_sum"] != entry_sum(row):
         raise damaged_entries(uri, [str(row["id"])])
+    values = {name: row[name] for name in VALUES}
+    box = tuple(json.loads(row["box"])) if row["box"] else None
+    return Entry(**{**values, "box": box, "attributes": json.loads(row["attributes"])})
 
 
 def check_content(uri: str, what: str, key: int, content: bytes, stored: int) -> None:
@@ -250,8 +255,7 @@ def examine_row(place: int, row: Mapping[str, Any], descriptor: bool) -> EntryCh
         descriptor: whether its descriptor is sound.
     """
     try:
-        check_entry("", row)
-        entry = from_row(row)
+        entry = read_entry("", row)
     except (InputError, KeyError, TypeError, ValueError):
         entry = None
     if entry is None or entry.key != row["key"]:

@@ -23,7 +23,7 @@ from listwise.machine import core_count
 from listwise.models.embed import Described
 from listwise.search.entries import LABEL, Entry, NewEntries, in_parts
 from listwise.search.generation import Generation, settings_here
-from listwise.search.store import Store
+from listwise.search.store import Store, with_contents
 
 READ = 64  # files that are read together and held in memory
 # Photos that are committed together: a few seconds of work.
@@ -260,7 +260,8 @@ def add_local_features(
     result = Added()
     if workers is None:
         workers = core_count()
-    for keys in in_parts(store.without_local(), LOCAL_PART):
+    missing = [key for key, size in store.local_sizes().items() if not size]
+    for keys in in_parts(missing, LOCAL_PART):
         done: list[tuple[Entry, bytes]] = []
         how = Decoding(THUMBNAIL_SIDE, LARGE, local=local_encoder(store))
         known = list(store.get(keys).values())
@@ -390,7 +391,7 @@ def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
     if not moves:
         return
     keys, new = [old.key for old, _ in moves], [entry for _, entry in moves]
-    moved = store.with_content(keys, new, store.vectors(np.array(keys, np.int64)))
+    moved = with_contents(store, keys, new, store.vectors(np.array(keys, np.int64)))
     # Remove first: after a kill in between, the next run finds new photos and no duplicates.
     store.remove(sorted(set(keys) - {entry.key for entry in new}))
     store.put(moved)

@@ -14,12 +14,11 @@ attribute that an entry does not have. Any other comparison with a missing attri
 and `not` are true exactly where `=` or the negated expression is false.
 """
 
-import json
 import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -170,22 +169,16 @@ def quoted_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def attribute_names(texts: Iterable[Iterable[str]]) -> set[str]:
-    """The names of all attributes, from the JSON texts of entries, part by part."""
-    return {name for part in texts for text in set(part) for name in json.loads(text)}
-
-
-def count_facets(texts: Iterable[Iterable[str]]) -> list[Facet]:
-    """The attributes that have few distinct values, from the JSON texts of entries."""
+def count_facets(attributes: Iterable[tuple[Mapping[str, str], int]]) -> list[Facet]:
+    """The attributes that have few distinct values; see `Store.attributes`."""
     counts: dict[str, Counter[str] | None] = {}
-    for part in texts:
-        for text, times in Counter(part).items():
-            for name, value in json.loads(text).items():
-                found = counts.setdefault(name, Counter())
-                if found is not None:
-                    found[value] += times
-                    if len(found) > FACET_VALUES:
-                        counts[name] = None
+    for values, times in attributes:
+        for name, value in values.items():
+            found = counts.setdefault(name, Counter())
+            if found is not None:
+                found[value] += times
+                if len(found) > FACET_VALUES:
+                    counts[name] = None
     return [
         Facet(name, tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))))
         for name, found in sorted(counts.items())

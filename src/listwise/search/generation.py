@@ -84,8 +84,9 @@ class Generation:
 
     def reopened(self, model: Model | None = None) -> "Generation":
         """The generation that is the current one now."""
-        current = self.store.record().current
-        return Generation(self.store.open_generation(current), model, self.device)
+        generations = self.store.generations
+        current = generations.open(generations.record().current)
+        return Generation(current, model, self.device)
 
 
 def settings_here(store: Store, model: Model) -> ExtractSettings:

@@ -1,13 +1,11 @@
 """An index of photos: add photos, search for similar ones, and mark the results."""
 
-import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,26 +40,13 @@ from listwise.search.filling import (
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
-from listwise.search.hits import Hit, Query, QueryError, find_entries, find_marked
-from listwise.search.marks import Mark, Marks, Undo
+from listwise.search.generations import IndexUpgradedError
+from listwise.search.hits import Hit, Query, find_entries
+from listwise.search.index_marks import IndexMarks, checked_text
+from listwise.search.methods import Note, SearchIntent, TuningResult
 from listwise.search.options import SearchOptions
 from listwise.search.searching import Searcher
-from listwise.search.store import (
-    IndexHeader,
-    IndexUpgradedError,
-    Note,
-    SearchIntent,
-    Store,
-    TuningResult,
-)
-from listwise.search.stored_marks import (
-    ClassProgress,
-    Suggestion,
-    find_classes,
-    find_query,
-    find_suggestions,
-    read_marks,
-)
+from listwise.search.store import IndexHeader, Store
 from listwise.search.upgrading import (
     UpgradeChanges,
     UpgradeOptions,
@@ -73,10 +58,9 @@ from listwise.search.upgrading import (
 )
 
 Result = TypeVar("Result")
-_LONGEST = 200  # characters of the name of a person or a class
 
 
-class Index:
+class Index(AbstractContextManager["Index"]):
     """An index of photos that is searched by photo; `open_index` opens or creates one.
 
     It consists of a store of entries and the model that computes their descriptors [n, C]. The
@@ -91,6 +75,7 @@ class Index:
 
     def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
         self.generation = Generation(store, model, device)
+        self.marks = IndexMarks(self)
         self._searcher = Searcher()
 
     @property
@@ -120,7 +105,7 @@ class Index:
 
     def refresh(self) -> None:
         """Read the changes of other processes, also an upgrade to another model."""
-        if self.store.is_current():
+        if self.store.generations.is_current():
             self.store.refresh()
         else:
             self.generation = self.generation.reopened()
@@ -134,9 +119,6 @@ class Index:
     def __repr__(self) -> str:
         model = self.header.model_folder or self.header.model_name or self.header.model[:12]
         return f"Index({self.uri!r}, {len(self)} photos, model={model!r})"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -188,23 +170,10 @@ class Index:
         for source in open_sources(photos):
             with counting("adding", len(source), progress) as advance:
                 options = {"thumbnails": thumbnails, "on_progress": advance}
-                add = partial(self._add_source, source, root, workers, options)
+                add = partial(_add_source, self, source, root, workers, options)
                 for name, ids in vars(self._change(add)).items():
                     getattr(total, name).extend(ids)
         return total
-
-    def _add_source(
-        self,
-        source: Images | DescriptorFile,
-        root: str | Path | None,
-        workers: int | None,
-        options: dict[str, Any],
-    ) -> Added:
-        """Add the photos of one source."""
-        current = self.generation
-        if isinstance(source, DescriptorFile):
-            return add_descriptors(current.store, source, root, **options)
-        return add_photos(current.store, current.model, source, workers=workers, **options)
 
     def add_local_features(
         self, *, workers: int | None = None, progress: bool | None = None
@@ -224,7 +193,7 @@ class Index:
 
         def extract() -> Added:
             enable_local_features(self.store)
-            missing = len(self) - self.store.count_local()[0]
+            missing = sum(not size for size in self.store.local_sizes().values())
             with counting("extracting", missing, progress) as advance:
                 return add_local_features(self.store, workers=workers, on_progress=advance)
 
@@ -288,11 +257,12 @@ class Index:
         given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
 
         def remove() -> int:
-            keys = None if given is None else {key for each in given for key in self._keys(each)}
+            store = self.store
+            keys = None if given is None else {key for each in given for key in _keys(store, each)}
             if chosen is not None:
-                matching = self.store.keys(chosen).tolist()
+                matching = store.keys(chosen).tolist()
                 keys = set(matching) if keys is None else keys.intersection(matching)
-            return self.store.remove(sorted(keys or ()))
+            return store.remove(sorted(keys or ()))
 
         return self._change(remove)
 
@@ -310,8 +280,7 @@ class Index:
             >>> [entry.id for entry in index.entries(where="color = 'red'")]    # doctest: +SKIP
             ['chairs/7.jpg']
         """
-        for page in self.store.pages(as_filter(where), start, count):
-            yield from page
+        return self.store.entries(as_filter(where), start, count)
 
     def duplicates(
         self,
@@ -350,7 +319,7 @@ class Index:
             >>> index.facets()[0]                            # doctest: +SKIP
             Facet(name='color', values=(('red', 12), ('blue', 3)))
         """
-        return count_facets(self.store.attribute_texts())
+        return count_facets(self.store.attributes())
 
     def entry(self, name: str | int) -> Entry:
         """Return the entry with an id or a key; `NoEntryError` if the index has none."""
@@ -358,7 +327,7 @@ class Index:
 
     def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
         """Choose a search method that meets the intent, measure it, and save the choice."""
-        return self.store.tune(intent, on_note)
+        return self.store.method.tune(intent, on_note)
 
     def upgrade(
         self,
@@ -398,7 +367,7 @@ class Index:
         new = model if isinstance(model, Model) else load_model(model, self.generation.device)
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
         done = self._change(lambda: upgrade_generation(self.generation, new, options))
-        if not self.store.is_current():
+        if not self.store.generations.is_current():
             self.generation = self.generation.reopened(new)
         return done
 
@@ -487,90 +456,6 @@ class Index:
         """Compute descriptors of n photos, or boxes in them, at the size of the index: [n, C]."""
         return self.generation.describe_given(photos, boxes or [None] * len(photos))
 
-    def mark(
-        self,
-        query: Photo | int,
-        *,
-        same: Names = (),
-        different: Names = (),
-        box: Box | None = None,
-        by: str = "",
-        ranks: Mapping[str | int, int] | None = None,
-    ) -> list[Mark]:
-        """Store which results of a query show the same thing as it, and which do not.
-
-        The marks are written to the log of the index before the call returns. A later mark of
-        the same person replaces an earlier one of the same two photos. In a folder, a copy of a
-        photo that is not an entry is kept in `queries`.
-
-        Args:
-            query: the id or key of an entry; or a photo, as in `search`. In Milvus, which keeps no
-                copies, a photo must be a file.
-            same: ids or keys of entries that show the same thing.
-            different: ids or keys of entries that show something else.
-            box: the part of the photo that was searched for, x0, y0, x1, y1 in pixels.
-            by: the name of the person.
-            ranks: the places of entries in the results, from 1, by id or key.
-
-        Returns:
-            The marks. An entry that is the query itself gets none.
-
-        Example:
-            >>> index.mark("chair.jpg", same=["chairs/7.jpg"], by="ann")     # doctest: +SKIP
-            [Mark(id='5f0c2a6e9b1d4c38', ...)]
-        """
-        store = self.store
-        by = _checked_text("by", by)
-        chosen = find_marked(store, same, different)
-        if not any(chosen):
-            raise QueryError("nothing to mark: give `same` or `different`")
-        places = {key_of(name): rank for name, rank in (ranks or {}).items()}
-        if any(rank < 1 for rank in places.values()):
-            raise InputError("`ranks` must be 1 or more")
-        asked = find_query(store, query, box, keep=True)
-        if asked.id in {entry.id for entry in chosen[1]}:
-            raise QueryError(f"{asked.id} is the query itself: it cannot be `different`")
-        time = _now()
-        marks = [
-            Mark(_new_id(), asked, each.id, is_same, by, time, places.get(each.key), each.digest)
-            for entries, is_same in zip(chosen, (True, False), strict=True)
-            for each in entries
-            if each.id != asked.id
-        ]
-        if marks:
-            store.mark_log.append(marks)
-        return marks
-
-    def marks(self) -> Marks:
-        """Read the marks of the index, with their conflicts and classes.
-
-        Example:
-            >>> index.marks().write("labels.csv")            # doctest: +SKIP
-            MarkTable(classes=12, photos=240, conflicting=0, missing=0)
-        """
-        return read_marks(self.store)
-
-    def unmark(self, ids: str | Iterable[str], *, by: str = "") -> int:
-        """Undo marks and return their number; the log keeps them as history.
-
-        An earlier mark of the same photos by the same person then counts again if it was the
-        other one.
-
-        Args:
-            ids: ids of marks. Those that are undone already are not counted.
-            by: the name of the person who undoes them.
-        """
-        by = _checked_text("by", by)
-        store = self.store
-        marks = read_marks(store, all_labels=False)
-        wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
-        for name in wanted.keys() - {mark.id for mark in marks.history}:
-            raise InputError(f"{store.uri} has no mark {name}: give the id of a mark")
-        undone = [name for name in wanted if name not in marks.undone_ids]
-        if undone:
-            store.mark_log.append([Undo(_new_id(), name, by, _now()) for name in undone])
-        return len(undone)
-
     def label(self, entries: Names, name: str) -> int:
         """Name the class of entries in their attribute `label`, and return their number.
 
@@ -585,35 +470,9 @@ class Index:
             >>> index.label(["a.jpg", "b.jpg"], "eiffel tower")              # doctest: +SKIP
             2
         """
-        text = _checked_text("name", name)
+        text = checked_text("name", name)
         keys = [entry.key for entry in find_entries(self.store, entries)]
         return self._change(lambda: self.store.set_attribute(keys, LABEL, text))
-
-    def classes(self) -> list[ClassProgress]:
-        """List the classes of the index, the largest first: from labels and from "same" marks.
-
-        Example:
-            >>> index.classes()[0]                           # doctest: +SKIP
-            ClassProgress(name='chair', photos=12, labelled=9, marks=14, open=3)
-        """
-        return find_classes(self.store, self.marks(), self.calibration)
-
-    def suggest(self, count: int = 20) -> list[Suggestion]:
-        """Suggest pairs of entries to mark: the most uncertain ones.
-
-        The pairs are neighbors of labelled and marked photos, taken from the classes in turn;
-        without such photos, neighbors of any photos. The least clear ones have a probability near
-        one half by the calibration of the model. Without a calibration, their scores are near the
-        middle between those of pairs marked "same" and "different".
-
-        Args:
-            count: the maximum number of pairs.
-
-        Example:
-            >>> for pair in index.suggest(5):                # doctest: +SKIP
-            ...     print(pair.one.id, pair.other.id, pair.probability)
-        """
-        return find_suggestions(self.store, self.marks(), self.calibration, count)
 
     def _change(self, change: Callable[[], Result]) -> Result:
         """Change the index; repeat it if another process has switched to another generation."""
@@ -622,23 +481,6 @@ class Index:
         except IndexUpgradedError:
             self.refresh()
             return change()
-
-    def _keys(self, named: str | int | Path | Entry) -> list[int]:
-        """The keys of the entries that a user gave by id, key, file or folder."""
-        if isinstance(named, Entry):
-            return [named.key]
-        key = key_of(named if isinstance(named, int) else str(named))
-        if self.store.get([key]):
-            return [key]
-        if isinstance(named, int) or not Path(named).exists():
-            raise NoEntryError(
-                f"{self.uri} has no photo {named}: give the id of an entry, or a file"
-            )
-        digests = [file.digest() for file in photos_of(named).files()]
-        keys = [entry.key for entry in self.store.with_digests(digests).values()]
-        if not keys:
-            raise InputError(f"{self.uri} has no entry for {named}: nothing was removed")
-        return keys
 
 
 def _examples(query: Any, box: Any) -> tuple[list[Photo], list[Box | None], Float32 | None]:
@@ -655,16 +497,31 @@ def _examples(query: Any, box: Any) -> tuple[list[Photo], list[Box | None], Floa
     return photos, boxes, None
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+def _add_source(
+    index: Index,
+    source: Images | DescriptorFile,
+    root: str | Path | None,
+    workers: int | None,
+    options: dict[str, Any],
+) -> Added:
+    """Add the photos of one source to the current generation of an index."""
+    current = index.generation
+    if isinstance(source, DescriptorFile):
+        return add_descriptors(current.store, source, root, **options)
+    return add_photos(current.store, current.model, source, workers=workers, **options)
 
 
-def _new_id() -> str:
-    return secrets.token_hex(8)
-
-
-def _checked_text(argument: str, text: str) -> str:
-    text = text.strip()
-    if len(text) > _LONGEST or re.search(r"[\x00-\x1f\x7f]", text):
-        raise InputError(f"`{argument}` must be one line of at most {_LONGEST} characters")
-    return text
+def _keys(store: Store, named: str | int | Path | Entry) -> list[int]:
+    """The keys of the entries that a user gave by id, key, file or folder."""
+    if isinstance(named, Entry):
+        return [named.key]
+    key = key_of(named if isinstance(named, int) else str(named))
+    if store.get([key]):
+        return [key]
+    if isinstance(named, int) or not Path(named).exists():
+        raise NoEntryError(f"{store.uri} has no photo {named}: give the id of an entry, or a file")
+    digests = [file.digest() for file in photos_of(named).files()]
+    keys = [entry.key for entry in store.with_digests(digests).values()]
+    if not keys:
+        raise InputError(f"{store.uri} has no entry for {named}: nothing was removed")
+    return keys

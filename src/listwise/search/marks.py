@@ -256,7 +256,7 @@ class Marks:
         photos that are not in the index, are left out and counted.
 
         Example:
-            >>> index.marks().write("labels.csv")            # doctest: +SKIP
+            >>> index.marks.read().write("labels.csv")            # doctest: +SKIP
             MarkTable(classes=12, photos=240, conflicting=0, missing=0)
         """
         if Path(path).is_dir():

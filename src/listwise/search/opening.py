@@ -13,6 +13,7 @@ from listwise.models.backbone import choose_backbone
 from listwise.optional import requires
 from listwise.search.checking import CheckResult
 from listwise.search.generation import header_of
+from listwise.search.generations import Generations
 from listwise.search.index import Index
 from listwise.search.store import IndexHeader, Store
 
@@ -137,7 +138,7 @@ def open_store(uri: str | Path) -> Store:
     engine, place = _engine(str(uri))
     if not engine.exists(place):
         raise InputError(f"no index at {uri}: create one with listwise index build {uri} PHOTOS")
-    return engine.open(place)
+    return engine.open_index(place)
 
 
 def create_store(uri: str | Path, header: IndexHeader) -> Store:
@@ -145,25 +146,25 @@ def create_store(uri: str | Path, header: IndexHeader) -> Store:
     engine, place = _engine(str(uri))
     if engine.exists(place):
         raise InputError(f"an index at {uri} exists already: add to it, or give another name")
-    return engine.create(place, header)
+    return engine.create_index(place, header)
 
 
-def _engine(uri: str) -> tuple[type[Store], str]:
+def _engine(uri: str) -> tuple[type[Generations], str]:
     """The engine of an index, and its name for the place."""
     # A file of milvus-lite is a folder, and shells complete folders with a slash.
     file = uri.rstrip("/").endswith(".db")
     if file or uri.startswith("milvus://"):
-        from listwise.search.milvus.store import MilvusStore
+        from listwise.search.milvus.generations import MilvusGenerations
 
-        return MilvusStore, uri.rstrip("/") if file else uri
+        return MilvusGenerations, uri.rstrip("/") if file else uri
     if "://" in uri:
         raise InputError(
             f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
         )
     with requires("index", "an index in a folder"):
-        from listwise.search.folder.store import FolderStore
+        from listwise.search.folder.generations import FolderGenerations
 
-    return FolderStore, uri
+    return FolderGenerations, uri
 
 
 def _check_settings(store: Store, given: dict[str, Any]) -> None:

@@ -226,7 +226,7 @@ class Searcher:
 
         hits, numbers = result.hits, list(photos)
         entries = [hit.entry for hit in hits[:TOP]]
-        known = result.generation.store.local([entry.key for entry in entries])
+        known = result.generation.store.contents("local", [entry.key for entry in entries])
         reranked = self.reranker.rerank(
             [photo.image for photo in photos.values()],
             entries,

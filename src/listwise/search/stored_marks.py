@@ -4,7 +4,7 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,7 +169,7 @@ def read_marks(store: Store, *, all_labels: bool = True) -> Marks:
 def _labelled(store: Store) -> Iterator[Entry]:
     """The entries that have the attribute `label`."""
     try:
-        yield from chain.from_iterable(store.pages(parse_filter(f"{LABEL} != null")))
+        yield from store.entries(parse_filter(f"{LABEL} != null"))
     except FilterError:  # no entry has this attribute
         return
 

@@ -24,7 +24,8 @@ from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
 from listwise.search.filling import READ, NewPhoto, describe_entries, file_of
 from listwise.search.generation import Generation, header_of, settings_here
 from listwise.search.hits import Hit, nearest_others
-from listwise.search.store import IndexHeader, Note, SearchIntent, Store
+from listwise.search.methods import Note
+from listwise.search.store import IndexHeader, Store, with_contents
 
 _FEW = 32  # entries that may be described while changes are held back
 _LOOKED_UP = 1000  # entries that are read together
@@ -72,9 +73,7 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
     settings = {} if model.tuned else store.header.settings.arguments()
     settings.pop("precision", None)
     header = header_of(model, **settings)
-    with store.upgrading():
-        if not store.is_current():
-            raise store.upgraded()
+    with store.generations.upgrading():
         if _same_descriptors(store.header, header):
             return UpgradeResult(store.generation, len(store))
         target, exact = _begin(store, header, options)
@@ -93,16 +92,15 @@ def roll_back(current: Generation, model: Model | None, options: UpgradeOptions)
     `model` is the model of that generation; by default it is loaded from where it was.
     """
     store = current.store
-    with store.upgrading():
-        number = store.record().previous
-        if not store.is_current():
-            raise store.upgraded()
+    generations = store.generations
+    with generations.upgrading():
+        number = generations.record().previous
         if number is None:
             raise InputError(
                 f"{store.uri} has no earlier generation to return to: it was not upgraded, or the "
                 "earlier one was discarded"
             )
-        with store.open_generation(number, aside=True) as target:
+        with generations.open(number, aside=True) as target:
             if model is not None:  # a student computes other descriptors than its teacher
                 target.header.check(model.fingerprint, target.uri)
             # Loaded in any case: an index without its model cannot be searched.
@@ -113,22 +111,22 @@ def roll_back(current: Generation, model: Model | None, options: UpgradeOptions)
 def discard_generations(store: Store) -> None:
     """Delete all generations but the current one."""
     # Changes wait, because removals also change the previous generation.
-    with store.upgrading(), store.pausing():
-        store.save_record(store.record().alone())
-        store.drop_generations()
+    generations = store.generations
+    with generations.upgrading(), generations.pausing():
+        generations.save_record(generations.record().alone())
+        generations.drop_unused()
 
 
 def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[Store, bool]:
     """The generation to fill, and whether it may have no other entries than the current one."""
-    record = store.record()
+    generations = store.generations
+    record = generations.record()
     for number, exact in ((record.building, True), (record.previous, False)):
         if number is None:
             continue
         # A process that was killed may have left only the number of an unfinished one.
         target = (
-            store.create_generation(number, header)
-            if exact
-            else store.open_generation(number, aside=True)
+            generations.create(number, header) if exact else generations.open(number, aside=True)
         )
         if _same_descriptors(target.header, header):
             return target, exact
@@ -136,12 +134,11 @@ def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[
         _refuse(store, header, options)  # before it is deleted
         if exact:
             options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
-    record = record.begun()
-    assert record.building is not None
-    with store.pausing():  # removals also change the previous generation
-        store.save_record(record)
-        store.drop_generations()
-    return store.create_generation(record.building, header), True
+    building = record.latest + 1
+    with generations.pausing():  # removals also change the previous generation
+        generations.save_record(record.begun(building))
+        generations.drop_unused()
+    return generations.create(building, header), True
 
 
 class _Copy:
@@ -263,7 +260,7 @@ class _Copy:
         keys = [entry.key for entry in entries]
         if not self._exact:
             self._written.update(keys)
-        self._target.put(self._source.with_content(keys, entries, descriptors))
+        self._target.put(with_contents(self._source, keys, entries, descriptors))
         self._target.remove(sorted(set(keys) - set(self._source.get(keys))))
 
     def _fail(self, entry: Entry, reason: str) -> None:
@@ -283,19 +280,19 @@ class _Copy:
 
     def _tune(self) -> None:
         """Choose the search method of the other generation for the limits of the current one."""
-        ours, theirs = self._source.facts(), self._target.facts()
-        if ours["recall"] is not None and theirs["recall"] is None:
-            self._target.tune(SearchIntent.model_validate(ours["intent"]), self._options.on_note)
+        ours, theirs = self._source.method, self._target.method
+        if ours.state.tuned is not None and theirs.state.tuned is None:
+            theirs.tune(ours.state.intent, self._options.on_note)
 
     def _switch(self) -> bool:
         """Copy the last differences while changes are held back, and switch; False if too many."""
-        with self._source.pausing():
+        with self._source.generations.pausing():
             changed, removed = self._differences()
             if len(changed) > _FEW:
                 return False
             self._apply(changed, removed)
             self._refuse_failed()
-            self._source.switch(self._target.generation)
+            self._source.generations.switch(self._target.generation)
         return True
 
 
@@ -311,13 +308,13 @@ def _require_space(source: Store, changed: Keys, dim: int) -> int:
     sample = _sample(source, changed)
     size = 0.0
     if sample:
-        small, local = source.thumbnails(list(sample)), source.local(list(sample))
-        parts = [*small.values(), *local.values()]
+        kinds = (source.contents(kind, list(sample)) for kind in ("thumbnail", "local"))
+        parts = [content for found in kinds for content in found.values()]
         rows = sum(len(str(as_row(entry))) for entry in sample.values())
         size = (sum(map(len, parts)) + rows) / len(sample) + 4 * dim
-    needed, free = round(size * len(changed)), source.free_bytes()
+    needed, free = round(size * len(changed)), source.generations.free_bytes()
     if free is not None and needed > free:
-        earlier = source.record().previous is not None
+        earlier = source.generations.record().previous is not None
         room = ", for example with listwise index discard" if earlier else ""
         raise InputError(
             f"an upgrade of {source.uri} needs about {decimal(needed)} of disk space, and "
@@ -444,13 +441,14 @@ def find_changes(store: Store, queries: int, k: int) -> UpgradeChanges:
     """
     if queries < 1 or k < 1:
         raise InputError("`queries` and `k` must be 1 or more")
-    number = store.record().previous
+    generations = store.generations
+    number = generations.record().previous
     if number is None:
         raise InputError(
             f"{store.uri} has no earlier generation to compare with: it was not upgraded, or the "
             "earlier one was discarded"
         )
-    with store.open_generation(number, aside=True) as earlier:
+    with generations.open(number, aside=True) as earlier:
         common = np.intersect1d(store.keys(), earlier.keys())
         found = []
         for part in in_parts(spread(common, queries), _SEARCHED):

@@ -281,7 +281,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     ) -> Page:
         """List entries; their order is the same until the index changes."""
         chosen = as_filter(where)
-        found = service.store.page(start, count, chosen)
+        found = service.store.entries(chosen, start, count)
         return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
 
     @app.get("/api/entries/{key}")

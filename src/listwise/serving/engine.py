@@ -27,10 +27,11 @@ from listwise.local.features import LARGE, Features
 from listwise.local.rerank import PhotoPart, Reranker
 from listwise.machine import core_count
 from listwise.search.generation import Generation
+from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Query, SearchResult
 from listwise.search.index import Index
 from listwise.search.searching import Searcher, network_pixels
-from listwise.search.store import IndexUpgradedError, Store
+from listwise.search.store import Store
 from listwise.serving.server import Limits
 
 REFRESH_SECONDS = 1.0
@@ -125,7 +126,7 @@ class Engine:
             return False
         try:
             generation = self.index.generation
-            if generation.store.is_current():
+            if generation.store.generations.is_current():
                 return False
             new = generation.reopened()
             load(new)
@@ -190,7 +191,7 @@ class Engine:
             generation = self._fresh()
             answers = self.searcher.search(generation, batch)
             if any(isinstance(each, InputError) for each in answers) and self._replaced(generation):
-                raise generation.store.upgraded()
+                raise IndexUpgradedError(generation.store.uri)
             return answers
 
         return self.on_current(search)
@@ -213,7 +214,8 @@ class Engine:
         Other errors of a request do not wait, because loading a generation can take minutes.
         """
         store = used.store
-        if used is self.index.generation and store.generation not in store.record().numbers:
+        numbers = store.generations.record().numbers
+        if used is self.index.generation and store.generation not in numbers:
             self.switch()
         return used is not self.index.generation
 

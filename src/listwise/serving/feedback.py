@@ -185,7 +185,7 @@ class Feedback:
         """Store marks of the results of an entry, or of a photo."""
         kept = uploads.query(photo) if uploads and photo else nullcontext(fields.entry or 0)
         with kept as query:
-            marks = self._service.index.mark(query, **fields.model_dump(exclude={"entry"}))
+            marks = self._service.index.marks.add(query, **fields.model_dump(exclude={"entry"}))
         new = {mark.id for mark in marks}
         conflicts = [
             conflict
@@ -222,7 +222,7 @@ class Feedback:
     def unmark(self, name: str) -> int:
         """Undo a mark; a 404 error if it does not exist."""
         self.find(name)
-        return self._service.index.unmark(name)
+        return self._service.index.marks.undo(name)
 
     def table(self) -> str:
         """The labels that follow from marks, as a CSV table."""

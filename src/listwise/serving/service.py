@@ -59,7 +59,7 @@ class Service:
         self._comparing = ThreadPoolExecutor(1, "duplicates")
         self._compared: tuple[int, int, float] | None = None
         self._groups: asyncio.Future[list[DuplicateGroup]] | None = None
-        self._facets = lru_cache(1)(lambda *_: count_facets(self.store.attribute_texts()))
+        self._facets = lru_cache(1)(lambda *_: count_facets(self.store.attributes()))
         self.uploads = None
         if settings.uploads is not None:
             self.uploads = UploadFolder(index, settings.uploads)

@@ -128,13 +128,14 @@ class UploadFolder:
             self._unfinished(path).unlink(missing_ok=True)
         store = self.index.store
         # Another server may have added the same photo to the upgraded index.
-        upgraded = None if store.is_current() else store.record().current
-        with nullcontext(store) if upgraded is None else store.open_generation(upgraded) as current:
-            known = current.get(list(paths))
-            same = current.with_digests([path.stem for path in paths.values()])
+        generations, number = store.generations, store.generations.record().current
+        current = number == store.generation
+        with nullcontext(store) if current else generations.open(number) as opened:
+            known = opened.get(list(paths))
+            same = opened.with_digests([path.stem for path in paths.values()])
             used = {entry.path for entry in [*known.values(), *same.values()]}
             if not used.issuperset(map(str, paths.values())):
-                used |= {mark.query.path for mark in read_marks(current, all_labels=False).history}
+                used |= {mark.query.path for mark in read_marks(opened, all_labels=False).history}
         for key, path in paths.items():
             if key not in known and str(path) not in used:
                 path.unlink(missing_ok=True)

@@ -69,10 +69,10 @@ class CompressedSearch:
 
     def update(self) -> int:
         """Follow the changes of the descriptors; the number of them."""
-        new, gone = len(self.rows.keys), self.rows.removed[self.removed :]
-        if new == self.added and not len(gone):
-            return 0
         with self._turn:
+            new, gone = len(self.rows.keys), self.rows.removed[self.removed :]
+            if new == self.added and not len(gone):
+                return 0
             changes = new - self.added + int(self.index.remove_ids(gone[gone < self.added]))
             used = self.added + np.flatnonzero(self.rows.alive[self.added : new])
             for part in in_parts(used, _READ):
@@ -93,6 +93,7 @@ class CompressedSearch:
         If fewer are found, the remaining positions are -1 and their scores -inf. With `among`,
         only these positions [n] are searched, and N is n; few are compared exactly.
         """
+        self.update()
         if among is None:
             return search_in_parts(self._search, queries, min(k, len(self)), _QUERIES)
         if len(among) <= max(_FEW, self._count(k)):

@@ -6,30 +6,218 @@ checksum, so a damaged or unfinished file is never used.
 """
 
 import hashlib
+import logging
 import os
+import threading
 import time
+from collections.abc import Mapping
 from functools import cache
 from itertools import count as count_from
+from math import isqrt
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from listwise.errors import InputError
 from listwise.files import publish
 from listwise.search.entries import Float32, Keys
 from listwise.search.exact import RECALL_AT, ExactNeighbors, median_milliseconds
-from listwise.search.folder.compressed import CompressedSearch
-from listwise.search.folder.descriptors import exact_memory, search_parts
-from listwise.search.store import SearchIntent, TuningResult
+from listwise.search.folder.compressed import (
+    CompressedSearch,
+    compressed_memory,
+    trained_index,
+    training_size,
+)
+from listwise.search.folder.database import PATIENCE, BusyError, write_settings
+from listwise.search.folder.descriptors import Descriptors, exact_memory, search_parts
+from listwise.search.folder.table import Table
+from listwise.search.methods import MethodState, Note, SearchIntent, SearchMethod, TuningResult
 
 _EXACT_MILLISECONDS = 100.0  # latency up to which exact search is used by default
 _RECALL = 0.95  # of compressed search, by default
 _MEMORY_SHARE = 0.5  # of the machine's memory, by default
 _USUAL_MEMORY = 8 << 30  # of a machine that does not tell its own
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
+_SAMPLE = 200  # entries that are used as queries for measurements
 _SLOWEST = 5e9  # bytes searched per second; a lower measurement means a busy machine
+
+_log = logging.getLogger(__name__)
+
+
+class SearchState(MethodState):
+    """The search method of a store in a folder.
+
+    Attributes:
+        entries: the number of entries when it was measured.
+        probes: the number of lists that a compressed search searches; 0 for exact search.
+        candidates: the number of candidates of a compressed search.
+        codes: the name of the file with its codes.
+        digest: the checksum of that file.
+        descriptors: the name of the file of descriptors that the codes are of.
+        added: the number of positions that have codes.
+    """
+
+    entries: int = 0
+    probes: int = 0
+    candidates: int = 0
+    codes: str = ""
+    digest: str = ""
+    descriptors: str = ""
+    added: int = 0
+
+
+def read_state(settings: Mapping[str, str]) -> SearchState:
+    """The search method that the settings of a database have."""
+    return SearchState.model_validate_json(settings.get("search", "{}"))
+
+
+class FolderMethod(SearchMethod):
+    """Exact or compressed search through the descriptors of a table.
+
+    The method is read or chosen when something is searched.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._choosing = threading.RLock()
+        # The descriptors that it was chosen for, and the compressed search if there is one.
+        self._chosen: tuple[Descriptors | None, CompressedSearch | None] = None, None
+
+    @property
+    def state(self) -> SearchState:
+        """What is remembered now."""
+        return read_state(self._table.settings())
+
+    def of(self, rows: Descriptors) -> CompressedSearch | Descriptors:
+        """The search through descriptors."""
+        chosen, search = self._chosen
+        if chosen is not rows:
+            with self._choosing:
+                if self._chosen[0] is not rows:  # no other thread was faster
+                    self._choose(rows)
+                search = self._chosen[1]
+        return search or rows
+
+    def tune(self, intent: SearchIntent, on_note: Note = lambda note: None) -> TuningResult:
+        """Choose a search method that meets the intent, measure it, and save the choice.
+
+        A compressed search that was chosen for the same intent and about as many entries is kept.
+        """
+        with self._table.snapshot() as (_, rows):
+            pass
+        with self._choosing:
+            return self._tune(rows, intent, on_note)
+
+    def facts(self) -> dict[str, Any]:
+        """Size on disk, search method and measurements."""
+        sizes = (path.stat().st_size for path in self._table.root.iterdir() if path.is_file())
+        return {"bytes": sum(sizes), **super().facts()}
+
+    def _tune(self, rows: Descriptors, intent: SearchIntent, on_note: Note) -> TuningResult:
+        before, entries = self.state, len(rows)
+        search = None
+        was_exact = before.tuned is not None and not before.codes
+        if exact_will_do(intent, entries, rows.dim, is_exact=was_exact):
+            spent = median_milliseconds(rows.search, rows.read(_sample(rows, _SAMPLE)))
+            tuned = TuningResult("exact", 1.0, spent, exact_memory(len(rows.keys), rows.dim))
+        else:
+            search = self._kept(before, rows)
+            same = before.intent == intent and entries < 2 * before.entries
+            if search is not None and before.tuned is not None and same:
+                self._chosen = rows, search
+                return before.tuned
+            if search is None:
+                on_note(compression_note(entries, rows.dim))
+            search, tuned = _tuned(search, intent, rows)
+        self._chosen = rows, search
+        self._save(SearchState(intent=intent, tuned=tuned, entries=entries), search)
+        lacking = shortcomings(intent, tuned)
+        if lacking:
+            on_note(f"no search method meets all limits; the best one has {', '.join(lacking)}")
+        return tuned
+
+    def _choose(self, rows: Descriptors) -> None:
+        """Read or build the search method."""
+        state = self.state
+        search = self._kept(state, rows)
+        if search is not None:
+            missed = search.update()
+            self._chosen = rows, search
+            if missed > max(1000, len(rows) // 100):
+                self._save(state, search, patience=0)
+        elif not state.codes and exact_will_do(state.intent, len(rows), rows.dim, is_exact=True):
+            self._chosen = rows, None
+        else:
+            uri = self._table.uri
+            if state.codes:
+                _log.warning("%s: the search cache is missing or damaged: rebuilding it", uri)
+            self._tune(rows, state.intent, lambda note: _log.warning("%s: %s", uri, note))
+
+    def _kept(self, state: SearchState, rows: Descriptors) -> CompressedSearch | None:
+        """The compressed search of a state; None if its file is missing or damaged."""
+        if self._chosen[0] is rows and self._chosen[1] is not None:
+            return self._chosen[1]
+        index = read_codes(self._table.root, state) if state.codes else None
+        if index is None:
+            return None
+        added = state.added
+        if state.descriptors != rows.path.name:  # other positions, but the centroids still fit
+            index.reset()
+            added = 0
+        search = CompressedSearch(index, rows, added)
+        search.probes, search.candidates = state.probes, state.candidates
+        return search
+
+    def _save(
+        self, state: SearchState, search: CompressedSearch | None, patience: float = PATIENCE
+    ) -> None:
+        """Save the search method; if it cannot be written, it is chosen again next time."""
+        root, number = self._table.root, self._table.number
+        try:
+            with self._table.database.writing(patience) as connection:
+                if search is not None:
+                    name, digest = save_codes(root, number, search.index)
+                    follows = {"descriptors": search.rows.path.name, "added": search.added}
+                    follows |= {"probes": search.probes, "candidates": search.candidates}
+                    follows |= {"codes": name, "digest": digest}
+                    state = state.model_copy(update=follows)
+                write_settings(connection, {"search": state.model_dump_json()})
+                for path in root.glob(f"codes-{number}-*"):
+                    if path.name != state.codes:
+                        path.unlink(missing_ok=True)
+        except BusyError:
+            return  # the saved state is older, but valid
+        except (OSError, RuntimeError, InputError) as error:  # FAISS raises RuntimeError
+            _log.warning("%s: the search method is not saved: %s", self._table.uri, error)
+
+
+def _tuned(
+    kept: CompressedSearch | None, intent: SearchIntent, rows: Descriptors
+) -> tuple[CompressedSearch, TuningResult]:
+    """A compressed search that meets an intent: the one that was kept if its lists still fit."""
+    sample = _sample(rows, _SAMPLE)
+    exact = ExactNeighbors(sample, rows.read(sample), rows.search)
+    if kept is not None and isqrt(len(rows)) <= 2 * kept.lists:
+        search = kept
+    else:
+        training = rows.read(_sample(rows, training_size(len(rows))))
+        search = CompressedSearch(trained_index(training, len(rows)), rows)
+    search.update()
+    set_probes(search, exact, intent.recall)
+    measured = exact.measure(search.search)
+    lists = f"{search.probes} of {search.lists} lists, {search.candidates} candidates"
+    method = f"compressed: 1 bit per dimension, {lists}"
+    memory = compressed_memory(len(search), rows.dim)
+    return search, TuningResult(method, *measured, memory)
+
+
+def _sample(rows: Descriptors, count: int) -> Keys:
+    """Random positions in use, sorted."""
+    used = np.flatnonzero(rows.alive)
+    chosen = np.random.default_rng(0).choice(used, min(count, len(used)), replace=False)
+    return np.sort(chosen)
 
 
 def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool = False) -> bool:
@@ -151,34 +339,6 @@ def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
     if intent.recall is not None and tuned.recall < intent.recall:
         lacking.append(f"recall {tuned.recall:.3f} instead of {intent.recall:g}")
     return lacking
-
-
-class SearchState(BaseModel):
-    """The intent of the user, the search method chosen for it, and its measurements.
-
-    Attributes:
-        intent: the requirements of the user.
-        tuned: the method and what was measured; None if nothing was measured yet.
-        entries: the number of entries when it was measured.
-        probes: the number of lists that a compressed search searches; 0 for exact search.
-        candidates: the number of candidates of a compressed search.
-        codes: the name of the file with its codes.
-        digest: the checksum of that file.
-        descriptors: the name of the file of descriptors that the codes are of.
-        added: the number of positions that have codes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    intent: SearchIntent = SearchIntent()
-    tuned: TuningResult | None = None
-    entries: int = 0
-    probes: int = 0
-    candidates: int = 0
-    codes: str = ""
-    digest: str = ""
-    descriptors: str = ""
-    added: int = 0
 
 
 def save_codes(folder: Path, generation: int, index: Any) -> tuple[str, str]:

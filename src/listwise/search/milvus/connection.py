@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,10 @@ class Connection:
         if not self.call("has_collection"):
             return {}
         return dict(self.call("describe_collection").get("properties") or {})
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Replace properties of the collection in one step."""
+        self.call("alter_collection_properties", properties=dict(properties))
 
     def create(self, fields: Sequence[Field]) -> None:
         """Create the collection with these fields; the first is the key."""
