@@ -38,15 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Added", "CheckResult", "ClassProgress", "Conflict", "DamagedIndexError"]
 __all__ += ["DuplicateGroup", "Entry", "ExactIndex", "Facet", "Filter", "Generation", "Hit"]
 __all__ += ["Index", "IndexHeader", "IndexMarks", "IndexUpgradedError", "Mark", "MarkTable"]
-__all__ += [
-    "MarkedClass",
-    "MarkedQuery",
-    "Marks",
-    "NewEntries",
-    "ResultChange",
-    "SearchIntent",
-    "SearchOptions",
-]
+__all__ += ["MarkedClass", "MarkedQuery", "Marks", "NewEntries", "ResultChange"]
+__all__ += ["SearchIntent", "SearchOptions"]
 __all__ += ["Store", "Suggestion", "UpgradeChanges", "UpgradeResult", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index"]
 __all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_scores", "exact_search"]
