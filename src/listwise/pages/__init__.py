@@ -49,6 +49,11 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **
     )
 
 
+def render_text(template: str, **values: Any) -> str:
+    """Return the text that a template without styles and scripts makes of some values."""
+    return _environment().get_template(template).render(values) + "\n"
+
+
 def percent(value: float) -> str:
     """Format a value in percent with one decimal; a dash for NaN."""
     return "–" if value != value else f"{100 * value:.1f}"
@@ -72,16 +77,21 @@ def _breakable(name: str) -> Markup:
     return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_./-])", name)))
 
 
+def _cell(text: object) -> str:
+    """Return a text as it stands in a table in Markdown."""
+    return str(text).replace("|", "\\|")
+
+
 @cache
 def _environment() -> Environment:
     found = Environment(
         loader=PackageLoader("listwise.pages"),
-        autoescape=True,
+        autoescape=lambda name: name is None or not name.endswith(".md"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"percent": percent, "breakable": _breakable}
+    found.filters |= {"percent": percent, "breakable": _breakable, "cell": _cell}
     found.globals |= {"change": change, "count_of": count_of}
     found.policies["json.dumps_kwargs"] = {
         "ensure_ascii": False,
