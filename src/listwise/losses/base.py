@@ -50,6 +50,7 @@ class BatchLoss(LossModule):
         queries: tuple[int, int] | None = None,
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         """Compute the loss of a batch; every image is a query and ranks all others.
 
@@ -63,16 +64,19 @@ class BatchLoss(LossModule):
                 gallery, descriptors of another network, or of texts. They get a gradient too,
                 unless they are detached.
             reference_labels: [N] labels of the references.
+            **options: what else a loss takes, such as the `tuples` of a `TupleLoss`.
 
         Returns:
             A scalar: Σ w ℓ / Σ w over the queries that have a positive; ℓ is the loss of a query.
         """
-        lists, weights, start, stop = check_inputs(
-            descriptors, labels, weights, queries, references, reference_labels
-        )
+        check_batch(descriptors, labels, 2 if references is None else 1)
+        start, stop = check_queries(queries, len(labels))
+        weights = query_weights(weights, len(labels), descriptors)
+        check_references(descriptors, references, reference_labels)
+        lists = Lists(descriptors, labels, references, reference_labels)
         # Autocast would compute the scores in half precision.
         with torch.autocast(descriptors.device.type, enabled=False):
-            return self.share(lists, weights, start, stop)
+            return self.share(lists, weights, start, stop, **options)
 
     def share(self, lists: Lists, weights: Tensor, start: int, stop: int) -> Tensor:
         """Compute the share of the queries start to stop, with weights [B]: a scalar."""
@@ -158,22 +162,6 @@ def cut(descriptors: Tensor, dim: int) -> Tensor:
         return descriptors
     rows = descriptors[:, :dim].to(accumulation_dtype(descriptors.dtype))
     return normalize(rows, dim=1).to(descriptors.dtype)
-
-
-def check_inputs(
-    descriptors: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    queries: tuple[int, int] | None,
-    references: Tensor | None,
-    reference_labels: Tensor | None,
-) -> tuple[Lists, Tensor, int, int]:
-    """Check a batch; return its lists, the weights [B] and the rows of the queries: start, stop."""
-    check_batch(descriptors, labels, 2 if references is None else 1)
-    start, stop = check_queries(queries, len(labels))
-    weights = query_weights(weights, len(labels), descriptors)
-    check_references(descriptors, references, reference_labels)
-    return Lists(descriptors, labels, references, reference_labels), weights, start, stop
 
 
 def class_balanced_weights(labels: Tensor) -> Tensor:

@@ -10,59 +10,35 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from listwise.errors import InputError
-from listwise.losses.base import LossModule, check_inputs
+from listwise.losses.base import BatchLoss
 from listwise.losses.checks import check_above_zero, check_count, check_positives, check_range
 from listwise.losses.lists import Lists, accumulation_dtype
 
 _BLOCK = 1024  # queries compared with the batch at a time
 
 
-class TupleLoss(LossModule):
-    """The weighted mean of a local loss over tuples of a query, a positive and N negatives."""
+class TupleLoss(BatchLoss):
+    """The weighted mean of a local loss over tuples of a query, a positive and N negatives.
+
+    Called with `tuples` [T, 2 + N], it uses these rows of the batch: a query, an image of its
+    class, N images of other classes. By default every image that has a positive is the query of one
+    tuple, with the farthest image of its class and the N nearest of other classes. Given
+    references, positives and negatives are rows of these instead of the batch.
+    """
 
     def __init__(self, negatives: int) -> None:
         super().__init__()
         self.negatives = check_count("negatives", negatives, 1)
 
-    def forward(
+    def share(
         self,
-        descriptors: Tensor,
-        labels: Tensor,
-        weights: Tensor | None = None,
-        *,
-        queries: tuple[int, int] | None = None,
+        lists: Lists,
+        weights: Tensor,
+        start: int,
+        stop: int,
         tuples: Tensor | None = None,
-        references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of a batch.
-
-        Args:
-            descriptors: [B, C] unit rows.
-            labels: [B] integers; images with equal labels are relevant to each other.
-            weights: [B] weights of the queries; all equal by default.
-            queries: rows (start, stop): return only the share of the tuples of these queries.
-            tuples: [T, 2 + N] rows of the batch: a query, an image of its class, N images of other
-                classes. By default every image that has a positive is the query of one tuple, with
-                the farthest image of its class and the N nearest of other classes.
-            references: [N, C] unit rows. Positives and negatives are then rows of the references
-                instead of the batch.
-            reference_labels: [N] labels of the references.
-
-        Returns:
-            A scalar: Σ w ℓ / Σ w over the tuples.
-        """
-        lists, weights, start, stop = check_inputs(
-            descriptors, labels, weights, queries, references, reference_labels
-        )
-        # Autocast would search for the hardest images in half precision.
-        with torch.autocast(descriptors.device.type, enabled=False):
-            return self._share(lists, weights, start, stop, tuples)
-
-    def _share(
-        self, lists: Lists, weights: Tensor, start: int, stop: int, tuples: Tensor | None
-    ) -> Tensor:
-        """Compute the share of the tuples of some queries; see `forward`."""
+        """Compute the share of the tuples of the queries start to stop: a scalar."""
         if tuples is None:
             query_rows = torch.nonzero(lists.positives() > 0)[:, 0]
         else:
