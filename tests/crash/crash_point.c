@@ -133,6 +133,10 @@ static void synchronized(int file) {
         if (names) closedir(names);
         return;
     }
+    char *name = strrchr(place, '/');  /* a file in a new folder is kept together with the folder */
+    *name = 0;
+    syscall(SYS_mkdirat, AT_FDCWD, place, 0777);
+    *name = '/';
     int from = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY), to = syscall(SYS_openat, AT_FDCWD, place, O_CREAT | O_TRUNC | O_WRONLY, 0666);
     char part[65536];
     ssize_t got;

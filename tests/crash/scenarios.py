@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ import listwise.search.filling
 import listwise.search.folder.table
 import listwise.search.upgrading
 from listwise.data import read_images
-from listwise.descriptors import Model, extract, learn_whitening, load_model
+from listwise.descriptors import Model, Whitening, extract, learn_whitening, load_model
 from listwise.descriptors.storage import DescriptorFile
 from listwise.errors import InputError
+from listwise.evaluation import Gain
 from listwise.models import RetrievalNet
 from listwise.search import SearchIntent, open_index
 from listwise.search.opening import store_exists
@@ -96,6 +98,13 @@ def save_model(folder: Path) -> None:
 def loaded(folder: Path) -> Model:
     """A model that no operation changes, loaded once by each process."""
     return load_model(folder, "cpu")
+
+
+def model_in(folder: Path) -> Any:
+    """Everything that a model folder holds: weights and whitening by their values, and settings."""
+    info, weights, whitening = load_model(folder, "cpu").content()
+    state = {name: sha(value.numpy()) for name, value in weights.items()}
+    return info.model_dump(), state, whitening and [(part.shape, sha(part)) for part in whitening]
 
 
 class IndexOperation:
@@ -173,7 +182,7 @@ class Tidy(IndexOperation):
             index.remove([entry.id for entry in index if entry.path != self.photos[1]])
 
 
-class Tune(IndexOperation):
+class Limits(IndexOperation):
     """`listwise index limits` with a memory budget, and back."""
 
     first = 9
@@ -374,18 +383,41 @@ class Extract:
 
 
 class Whiten(Extract):
-    """`listwise whiten`."""
+    """`listwise whiten` of a whitened and calibrated model; a copy of it lies beside it."""
+
+    def __init__(self, work: Path, photos: Path) -> None:
+        super().__init__(work, photos)
+        self.old = work / "old"
+
+    def prepare(self) -> None:
+        super().prepare()
+        model = load_model(self.model, "cpu")
+        rows = model.encode(sorted(self.photos.rglob("*.jpg")), workers=0)
+        model = replace(model, whitening=Whitening.learn([rows], dim=2))
+        model.calibrate(self.photos, workers=0).save(self.model)
+        shutil.copytree(self.model, self.old)
 
     def run(self) -> None:
         learn_whitening(self.model, self.photos, dim=4, device="cpu")
 
     def observe(self) -> Any:
-        vectors = load_model(self.model, "cpu").encode(sorted(self.photos.rglob("*.jpg"))[:3])
-        return {"vectors": sha(vectors), "files": names(self.work)}
+        assert model_in(self.model) != model_in(self.old)
+        return {"model": model_in(self.model), "files": names(self.work)}
 
     def check_interrupted(self, expected: Any) -> None:
-        """The model can be loaded, with the whitening or without it."""
-        load_model(self.model, "cpu")
+        """The model is exactly the old one or the new one."""
+        assert model_in(self.model) in (model_in(self.old), expected["model"])
+
+
+class Tune(Whiten):
+    """`listwise tune` of this model, with new scales, GeM power, whitening and query expansion."""
+
+    def run(self) -> None:
+        if model_in(self.model) != model_in(self.old):
+            return  # the killed command had finished; tuning starts from the model as it is
+        Gain.clear = property(lambda gain: True)  # keep the best value of each setting
+        tuning = listwise.tune(self.model, self.photos, device="cpu", workers=0)
+        assert [step.taken for step in tuning.steps] == [True] * 4
 
 
 class Train(Extract):
@@ -414,7 +446,8 @@ class Train(Extract):
         """Nothing can be said before the run is resumed."""
 
 
-KINDS = (Build, Add, Remove, Tidy, Tune, Local, Upgrade, Mark, Serve, Extract, Whiten, Train)
+MODEL_KINDS = (Extract, Whiten, Tune, Train)
+KINDS = (Build, Add, Remove, Tidy, Limits, Local, Upgrade, Mark, Serve, *MODEL_KINDS)
 OPERATIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 

@@ -19,8 +19,9 @@ import pytest
 HERE = Path(__file__).parent
 SOAK = bool(os.environ.get("LISTWISE_SOAK"))
 
-POWER = ["build", "add", "remove", "tidy", "tune", "local", "upgrade", "mark"]
-OPERATIONS = [*POWER, "serve", "extract", "whiten", "train"]
+POWER = ["build", "add", "remove", "tidy", "limits", "local", "upgrade", "mark"]
+POWER += ["whiten", "tune"]
+OPERATIONS = [*POWER, "serve", "extract", "train"]
 COMMANDS = ["build", "add", "remove", "extract", "train"]
 POINTS, KILLS = (0, 1000 // len(COMMANDS)) if SOAK else (2, 1)
 FAULTS = ["kill", "power", "full", "readonly", "denied", "clock"]
@@ -28,7 +29,7 @@ FAULTS = ["kill", "power", "full", "readonly", "denied", "clock"]
 OTHERS = {"build": "readonly", "add": "random", "tidy": "clock", "mark": "full"}
 OTHERS |= {"extract": "denied"}
 DEFAULT = [f"{OTHERS.get(operation, 'kill')}:{operation}" for operation in OPERATIONS]
-DEFAULT += [f"power:{operation}" for operation in ("add", "upgrade", "mark")]
+DEFAULT += [f"power:{operation}" for operation in ("add", "upgrade", "mark", "tune")]
 ALL = [
     f"{fault}:{operation}"
     for fault in FAULTS
@@ -58,6 +59,6 @@ def test_an_interrupted_operation_can_be_repeated(cases, crash_point, photos, tm
         assert report["points"] >= (1 if fault in ("kill", "power", "clock", "random") else 2)
         # The clock goes back twice at each point.
         times = {"kill": 1, "power": 1, "random": 1, "clock": 2}.get(fault)
-        least = times * report["points"] if times else int(operation != "tune")
+        least = times * report["points"] if times else int(operation != "limits")
         assert report["interrupted"] >= least, report["case"]
     print(*reports, sep="\n")

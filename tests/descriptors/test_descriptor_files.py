@@ -6,12 +6,22 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from index_examples import texture
+from read_only import call_where_read_only
+from tiny_net import TINY_NET
 
 from listwise import __version__
-from listwise.descriptors import DescriptorFile, DescriptorHeader, DescriptorWriter
+from listwise.descriptors import (
+    DescriptorFile,
+    DescriptorHeader,
+    DescriptorWriter,
+    Model,
+    load_model,
+)
 from listwise.descriptors import storage as module
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
+from listwise.models import RetrievalNet
 from listwise.settings import ExtractSettings
 
 
@@ -156,3 +166,19 @@ def test_memory_while_reading_does_not_depend_on_the_length(tmp_path, monkeypatc
         del batch
     assert path.stat().st_size > 60 * group
     assert group <= most < 8 * group
+
+
+def test_model_and_descriptors_that_may_only_be_read(tmp_path):
+    folder = tmp_path / "model"
+    model = Model(RetrievalNet(TINY_NET, weights="random"))
+    rows = model.save(folder).encode(texture(0, (60, 40)))
+    write(folder / "a.parquet", 3)
+
+    def use():
+        with pytest.raises(PermissionError):
+            (folder / "new").touch()
+        loaded = load_model(folder, "cpu")
+        np.testing.assert_array_equal(loaded.encode(texture(0, (60, 40))), rows)
+        assert DescriptorFile.open(folder / "a.parquet").read().shape == (3, 6)
+
+    call_where_read_only(folder, use)
