@@ -61,13 +61,14 @@ def train(
 ) -> Run:
     """Train a network on labelled photos by maximizing average precision.
 
+    `listwise.training.resume` resumes an interrupted run.
+
     Args:
         photos: a folder of class folders, a table or list of labelled photos, or the name of a
             data set.
         from_index: train the model of this index on its labels and marks, instead of `photos`. The
             model of the run is the new one only if it is better.
-        run_folder: folder to write the run to; by default runs/NAME. Resume an interrupted run with
-            `listwise.training.resume`.
+        run_folder: folder to write the run to; by default runs/NAME.
         preset: source of the settings that you do not give: auto chooses them for the photos and
             the machine, paper uses the values of the paper.
         progress: whether to show a progress bar and the validations; by default on a terminal.

@@ -30,7 +30,6 @@ def extract(
         photos: folder of photos, .csv or .parquet table with a column path, .txt list of paths, or
             name of a data set.
         out: descriptor file to write (.parquet).
-        device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
 
     Examples:
       listwise extract runs/a/model photos photos.parquet
@@ -98,7 +97,8 @@ def whiten(
 
     Learn from photos that resemble the database, but not from photos that you evaluate with. With
     labels, dimension, power and shrinkage are chosen by mAP on the split val of a table, or on
-    classes that are held out. If no whitening helps, none is stored, unless you give one of these.
+    classes that are held out. If no whitening helps, the model does not change, unless you give
+    --dim, --power or --shrinkage.
     """
     if remove and (photos or options):
         raise InputError("`remove` takes only MODEL and `json`: leave out the other arguments")

@@ -9,6 +9,7 @@ import typer
 
 from listwise.cli.command import command, make_app, take
 from listwise.cli.output import Output, stoppable, typed_command
+from listwise.cli.train import CHOSEN
 from listwise.errors import InputError
 from listwise.progress import progress_bar, total_bar
 from listwise.settings import TrainConfig, merge, read_settings
@@ -103,7 +104,7 @@ Examples:
         name=study.name,
         heading="Settings",
         without=own,
-        defaults={"variants": study.words_default},
+        defaults={**CHOSEN, "variants": study.words_default},
     )
     add(compare)
 
