@@ -97,7 +97,7 @@ class _QuantizedLoss(torch.autograd.Function):
         ctx: Any, descriptors: Tensor, labels: Tensor, weights: Tensor | None, kernels: "_Kernels"
     ) -> Tensor:
         if weights is not None:
-            weights = weights.contiguous()
+            weights = _aligned(weights)
         # The first kernel writes into the memory of the host.
         count, on_gpu = 3 * kernels.prepare_programs, descriptors.is_cuda
         findings = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
@@ -139,6 +139,29 @@ class _Buffers(NamedTuple):
     slopes: Tensor
 
 
+class _Launch:
+    """Starts a kernel many times with the same constants and integers, in little time on the host.
+
+    Triton inspects all arguments at every launch to find the compiled kernel that fits them, which
+    takes longer than many kernels here. This keeps the kernel of the first launch. Later launches
+    must pass tensors of the same types that start at multiples of 16 bytes, and the same integers
+    except for those of `do_not_specialize`.
+    """
+
+    def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
+        self._kernel, self._constants = kernel, constants
+        options = ("num_warps", "num_stages")
+        self._values = [value for name, value in constants.items() if name not in options]
+        self._compiled: Any = None
+
+    def __call__(self, programs: int, *arguments: Any) -> None:
+        """Start this many programs; the constants follow the arguments."""
+        if self._compiled is None:  # always with Triton's interpreter, which compiles nothing
+            self._compiled = self._kernel[(programs,)](*arguments, **self._constants)
+        else:
+            self._compiled[(programs, 1, 1)](*arguments, *self._values)
+
+
 class _Kernels:
     """The kernels for batches of one shape, and the buffers that they need."""
 
@@ -161,7 +184,7 @@ class _Kernels:
         self.padded = _round_up(dim, ALIGNMENT)
         self.prepare_programs = triton.cdiv(size, PREPARE_ROWS)
         self.slope_count = 2 * (bins + 1) * size
-        self._prepare = {
+        prepare = {
             "SPLIT": self.exact,
             "WEIGHTED": weighted,
             "INCLUDE_SELF": include_self,
@@ -170,23 +193,25 @@ class _Kernels:
             "ROWS": PREPARE_ROWS,
             "BLOCK": PREPARE_BLOCK,
         }
+        self._prepare = _Launch(prepare_kernel, prepare)
         shared = {"BINS": bins, "INCLUDE_SELF": include_self, "EXACT": self.exact}
         small = self.exact and size <= SMALL_BATCH
         tile = SMALL_TILING if small else HISTOGRAM_TILING[self.exact]
         rows, columns, group = tile["ROWS"], tile["COLUMNS"], tile["GROUP"]
         squares = triton.cdiv(size, group * columns)
         self.histogram_programs = squares**2 * group**2 * columns // rows
-        self._histogram = shared | tile
-        self._precision = {
+        self._histogram = _Launch(histogram_kernel, shared | tile)
+        precision = {
             "WEIGHTED": weighted,
             "BINS": bins,
             "SLOTS": triton.next_power_of_2(bins),
             "ROWS": PRECISION_ROWS,
             "BLOCK": PREPARE_BLOCK,
         }
+        self._precision = _Launch(precision_kernel, precision)
         tile = SMALL_TILING if small else WEIGHT_TILING[self.exact]
         self.tile_rows, self.tile_columns = tile["ROWS"], tile["COLUMNS"]
-        self._weight = shared | tile
+        self._weight = _Launch(weight_kernel, shared | tile)
         # Strips consist of whole tiles.
         self.strip_columns = _round_up(min(size, STRIP_COLUMNS), self.tile_columns)
         self.strip_rows = _round_up(min(size, STRIP_ROWS), self.tile_rows)
@@ -202,7 +227,7 @@ class _Kernels:
             parts = descriptors = torch.nn.functional.pad(descriptors, (0, self.padded - dim))
             dim = self.padded
         else:
-            parts = descriptors.contiguous()
+            parts = _aligned(descriptors)
         kinds = self._empty(torch.int32, 2, size)
         # Each with more numbers at the end, for sums.
         table = self._empty(torch.int64, queries * 2 * self.bins + 2)
@@ -210,17 +235,16 @@ class _Kernels:
         if queries < size:  # images that are not queries have no slopes
             slopes.zero_()
         buffers = _Buffers(parts, kinds, table, slopes)
-        given = (descriptors.contiguous() if self.exact else parts, labels.contiguous(), weights)
+        given = (_aligned(descriptors) if self.exact else parts, _aligned(labels), weights)
         numbers = (size, dim, self.padded, self.start, queries)
-        grid = (self.prepare_programs,)
-        prepare_kernel[grid](*given, *buffers, found, *numbers, **self._prepare)
+        self._prepare(self.prepare_programs, *given, *buffers, found, *numbers)
         return buffers
 
     def histograms(self, buffers: _Buffers) -> None:
         """Compute the histograms in the table."""
         tensors = (buffers.parts, buffers.kinds, buffers.table)
         numbers = (self.size, self.padded, self.start, self.stop)
-        histogram_kernel[(self.histogram_programs,)](*tensors, *numbers, **self._histogram)
+        self._histogram(self.histogram_programs, *tensors, *numbers)
 
     def precision(self, buffers: _Buffers, weights: Tensor | None) -> Tensor:
         """Compute the loss, a scalar, and the slopes from the table."""
@@ -228,8 +252,7 @@ class _Kernels:
         queries = self.stop - self.start
         tensors = (buffers.table, buffers.kinds, weights, buffers.slopes, loss)
         numbers = (self.size, self.start, queries, self.prepare_programs)
-        grid = (triton.cdiv(queries, PRECISION_ROWS),)
-        precision_kernel[grid](*tensors, *numbers, **self._precision)
+        self._precision(triton.cdiv(queries, PRECISION_ROWS), *tensors, *numbers)
         return loss
 
     def gradient(self, parts: Tensor, kinds: Tensor, slopes: Tensor, gradient: Tensor) -> Tensor:
@@ -237,7 +260,16 @@ class _Kernels:
         size, dim, tile_rows, tile_columns = self.size, self.dim, self.tile_rows, self.tile_columns
         high = parts[0] if self.exact else parts
         strip = self._empty(high.dtype, self.strip_rows, self.strip_columns)
-        given = (parts, kinds, slopes, gradient, strip, size, self.padded, self.strip_columns)
+        given = (
+            parts,
+            kinds,
+            slopes,
+            _aligned(gradient),
+            strip,
+            size,
+            self.padded,
+            self.strip_columns,
+        )
         restore = slopes[self.slope_count + 1]
         result: Tensor | None = None
         with _no_autocast():
@@ -249,9 +281,8 @@ class _Kernels:
                     row_tiles = triton.cdiv(rows.stop - rows.start, tile_rows)
                     column_tiles = triton.cdiv(columns.stop - columns.start, tile_columns)
                     corner = (rows.start // tile_rows, columns.start // tile_columns)
-                    grid = (row_tiles * column_tiles,)
                     tiles = (*corner, row_tiles, column_tiles)
-                    weight_kernel[grid](*given, *tiles, **self._weight)
+                    self._weight(row_tiles * column_tiles, *given, *tiles)
                     weights = _part(strip, rows.stop - rows.start, columns.stop - columns.start)
                     total = _product(weights, high[columns], total)
                 if total is not None and total.shape == (size, dim) and self.exact:
@@ -277,6 +308,12 @@ _cached_kernels = lru_cache(maxsize=64)(_Kernels)
 
 def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that starts at a multiple of 16 bytes, as `_Launch` expects."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _part(matrix: Tensor, rows: int, columns: int) -> Tensor:
