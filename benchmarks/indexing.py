@@ -57,8 +57,8 @@ def run(
         folder = Path(scratch)
         paths = make_photos(folder / "photos", photos, width, height)
         for number, path in enumerate(paths):  # an index has equal files only once
-            with open(path, "ab") as file:
-                file.write(b"%d" % number)
+            content = Path(path).read_bytes()
+            Path(path).write_bytes(content[:2] + b"\xff\xfe\x00\x08%06d" % number + content[2:])
         RetrievalNet(backbone, weights="random").save(folder / "model")
         command = ["index", "build", folder / "shop", folder / "photos", "--device", device]
         yield _command([*map(str, command), "--model", str(folder / "model")], photos)

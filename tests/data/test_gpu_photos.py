@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from listwise.data import Decoding, ImageError, PhotoFile, load_image
@@ -41,6 +43,42 @@ def decoded_photos(wanted, device, threads, how=FULL):
         for chunk in chunks:
             for photo in chunk:
                 yield photo if isinstance(photo, ImageError) else photo.pixels
+
+
+@given(
+    kind=st.sampled_from(["RGB", "L", "CMYK"]),
+    subsampling=st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]),
+    progressive=st.booleans(),
+    orientation=st.sampled_from([None, 1, 6]),
+    comment=st.booleans(),
+    keep_rgb=st.booleans(),
+    cut=st.sampled_from([0, 0, 0, 1, 100, 600]),
+)
+def test_quick_reading_of_headers(
+    kind, subsampling, progressive, orientation, comment, keep_rgb, cut
+):
+    options = {"subsampling": subsampling} if kind == "RGB" and not keep_rgb else {}
+    options |= {"keep_rgb": keep_rgb} if kind == "RGB" else {}
+    options |= {"exif": exif(orientation)} if orientation else {}
+    options |= {"comment": "a comment"} if comment else {}
+    file = io.BytesIO()
+    picture(61, 45).convert(kind).save(file, "JPEG", progressive=progressive, **options)
+    content = file.getvalue()[: len(file.getvalue()) - cut]
+    changed = progressive or orientation or cut or (keep_rgb and kind == "RGB")
+    plain = kind != "CMYK" and not changed
+    assert module.plain_jpeg_size(content) == ((61, 45) if plain else None)
+
+
+@given(place=st.integers(0, 600), value=st.integers(0, 255))
+def test_quick_reading_agrees_with_pillow(place, value):
+    file = io.BytesIO()
+    picture().save(file, "JPEG", comment="a")
+    content = bytearray(file.getvalue())
+    content[place] = value
+    size = module.plain_jpeg_size(bytes(content))
+    if size is not None:
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.size == size
 
 
 @pytest.fixture

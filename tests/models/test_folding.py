@@ -11,7 +11,7 @@ from torch import nn
 
 from listwise.models import RetrievalNet
 from listwise.models.backbone import create_backbone
-from listwise.models.folding import FoldedConv, Folding, folded_copy
+from listwise.models.folding import FoldedConv, Folding, folded_copy, in_blocks
 
 
 def photos(count: int, side: int = 64) -> torch.Tensor:
@@ -71,6 +71,19 @@ def test_one_convolution_computes_what_both_layers_do(bias, affine, groups, stri
     images = torch.randn(2, 4, 7, 7, dtype=torch.float64)
     torch.testing.assert_close(FoldedConv(conv, norm)(images), norm(conv(images)))
     assert check(nn.Sequential(conv, norm, nn.Flatten()), images) == 1
+
+
+@given(
+    sides=st.tuples(st.integers(8, 20), st.integers(8, 20)),
+    window=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_a_stride_of_two_is_a_convolution_of_blocks(sides, window, padding):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, *sides, dtype=torch.float64, generator=generator)
+    weight = torch.randn(4, 3, *window, dtype=torch.float64, generator=generator)
+    expected = F.conv2d(images, weight, stride=2, padding=padding)
+    torch.testing.assert_close(F.conv2d(*in_blocks(images, weight, padding)), expected)
 
 
 def narrow(name):

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_HALF = (torch.bfloat16, torch.float16)
+from listwise.models.folding import HALF, can_use_blocks, compute_dtype, in_blocks
+from listwise.models.residual import finish
 
 
 class UnsupportedNetwork(Exception):
@@ -33,17 +34,26 @@ class _Area:
         self.sizes = sizes
         self.full = bool((sizes == canvas).all())
         self._device = device
+        self._sizes: Tensor | None = None
         self._outside: Tensor | None = None
+
+    @property
+    def device_sizes(self) -> Tensor | None:
+        """The sizes on the device, int32; None if all photos fill their canvas."""
+        if self._sizes is None and not self.full:
+            sizes = torch.from_numpy(self.sizes.astype(np.int32))
+            if self._device.type == "cuda":
+                sizes = sizes.pin_memory()  # a copy from other memory waits for the GPU
+            self._sizes = sizes.to(self._device, non_blocking=True)
+        return self._sizes
 
     def fill_outside(self, x: Tensor, value: float = 0.0) -> Tensor:
         """Set all values outside of the photos, in place: x [B, C, H, W]."""
-        if self.full:
+        sizes = self.device_sizes
+        if sizes is None:
             return x
         if self._outside is None:
-            sizes = torch.from_numpy(self.sizes)
-            if self._device.type == "cuda":
-                sizes = sizes.pin_memory()  # a copy from other memory waits for the GPU
-            heights, widths = sizes.to(self._device, non_blocking=True).T[:, :, None]
+            heights, widths = sizes.T[:, :, None]
             rows, columns = (torch.arange(side, device=self._device) for side in self.canvas)
             self._outside = ((rows >= heights)[:, :, None] | (columns >= widths)[:, None])[:, None]
         return x.masked_fill_(self._outside, value)
@@ -73,10 +83,12 @@ class OwnAreas(TorchFunctionMode):
         super().__init__()
         self._device = canvases.device
         self._known: dict[tuple[tuple[int, int], Rule], tuple[int, int]] = {}
+        self._finished: Tensor | None = None  # by the last operation; it is 0 outside of the photos
         self._areas: dict[tuple[int, int], _Area] = {}
         self._add(_shape(canvases), np.array(sizes, dtype=np.int64))
         self._rules: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
+            finish: self._finish,
             torch.max_pool2d: self._max_pool2d,
             F.max_pool2d: self._max_pool2d,
             F.avg_pool2d: self._avg_pool2d,
@@ -87,8 +99,11 @@ class OwnAreas(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = self._rules.get(func)
+        filled, self._finished = self._finished, None
         if rule is None or not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:
             return func(*args, **(kwargs or {}))
+        if args[0] is filled and func in (torch.conv2d, F.max_pool2d):
+            return rule(*args, **(kwargs or {}), filled=True)
         return rule(*args, **(kwargs or {}))
 
     def sizes(self, features: Tensor) -> NDArray[np.int64]:
@@ -125,12 +140,13 @@ class OwnAreas(TorchFunctionMode):
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
+        filled: bool = False,
     ) -> Tensor:
         if _shape(x) == (1, 1) not in self._areas:  # channels of a whole photo, no positions
             return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
         area = self._area(x)
         kernel, stride, dilation = _shape(weight), _pair(stride), _pair(dilation)
-        if kernel != (1, 1):
+        if kernel != (1, 1) and not filled:
             area.fill_outside(x)
         if padding == "same":
             x = _same_padded(x, area, kernel, stride, dilation)
@@ -139,6 +155,10 @@ class OwnAreas(TorchFunctionMode):
         padding = _pair(0 if padding == "valid" else padding)
         output = _convolve(x, weight, bias, stride, padding, dilation, groups)
         return self._made(area, output, _Strided(kernel, stride, padding, dilation))
+
+    def _finish(self, output: Tensor, bias: Tensor, added: Tensor | None) -> Tensor:
+        self._finished = finish(output, bias, added, self._area(output).device_sizes)
+        return self._finished
 
     def _max_pool2d(
         self,
@@ -149,12 +169,14 @@ class OwnAreas(TorchFunctionMode):
         dilation: Any = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
+        filled: bool = False,
     ) -> Tensor:
         area = self._area(x)
         if return_indices:
             raise UnsupportedNetwork("positions of maxima")
         kernel, stride = _pair(kernel_size), _pair(stride or kernel_size)
-        area.fill_outside(x, -math.inf)
+        if not filled:  # zeros are the same as padding for a maximum of values of at least 0
+            area.fill_outside(x, -math.inf)
         output = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
         rule = _Strided(kernel, stride, _pair(padding), _pair(dilation), ceil_mode)
         return self._made(area, output, rule)
@@ -212,12 +234,15 @@ def _convolve(
 
     The GPU prepares other convolutions for each shape, which takes longer than computing them.
     """
-    half = weight.dtype in _HALF or torch.is_autocast_enabled(x.device.type)
-    if _shape(weight) != (1, 1) or padding != (0, 0) or groups != 1 or not (x.is_cuda and half):
+    if can_use_blocks(weight, stride, padding, dilation, groups):
+        return F.conv2d(*in_blocks(x, weight, padding), bias)
+    half = x.is_cuda and compute_dtype(weight) in HALF
+    if _shape(weight) != (1, 1) or padding != (0, 0) or groups != 1 or not half:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    if stride != (1, 1):
-        x = x[:, :, :: stride[0], :: stride[1]]
-    return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    maps = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+    # With rows of a matrix, the product adds the bias.
+    rows = F.linear(maps.flatten(0, 2), weight.flatten(1), bias)
+    return rows.view(*maps.shape[:3], -1).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from listwise.models.areas import UnsupportedNetwork
 from listwise.models.folding import folded_copy
 from listwise.models.mixed import MixedNet, mixes
 from listwise.models.net import Network, RetrievalNet
+from listwise.models.residual import replace_blocks
+from listwise.optional import runs_triton
 
 # Pixels per batch: enough to keep a device busy, few enough for a small one.
 BATCH_PIXELS = {"cpu": 2**20, "cuda": 2**24}
@@ -132,6 +134,8 @@ def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 
         )
         return net
     assert isinstance(folded, RetrievalNet)
+    if net.mean.is_cuda and runs_triton(net.mean.device):
+        replace_blocks(folded)
     return folded
 
 
