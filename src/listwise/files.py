@@ -5,16 +5,17 @@ import errno
 import io
 import json
 import os
-import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise import __version__
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT_VERSION: Final = 1
 
@@ -26,11 +27,8 @@ _SQLITE_CANNOT_WRITE = (3, 8, 10, 13, 14)
 def write_failure(error: BaseException | None) -> str | None:
     """The reason of the system if an error or its cause is a full disk or a missing permission."""
     while error is not None:
-        # Libraries written in Rust report the number as text.
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else getattr(error, "errno", None)
-        if number in _CANNOT_WRITE:
-            return os.strerror(number)
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            return error.strerror
         if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _SQLITE_CANNOT_WRITE:
             return str(error)
         error = error.__cause__
@@ -68,11 +66,23 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; after an error the old one is there, and the error names the file.
+
+    Until it is complete, the file has `.tmp` at the end of its name.
+    """
+    partial = path.with_name(f"{path.name}.tmp")
+    try:
+        partial.write_bytes(content)
+        publish(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_text(path: Path, text: str) -> None:
     r"""Write a text file atomically, in UTF-8; what is not Unicode, as in file names, as \udcNN."""
-    partial = path.with_name(f"{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-    publish(partial, path)
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
@@ -83,56 +93,29 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None
+    path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None
 ) -> None:
     """Write a safetensors file atomically.
 
     Args:
         path: path of the file; its folder is created if it does not exist.
-        tensors: PyTorch tensors on any device, or NumPy arrays, by name.
+        tensors: tensors on any device, by name.
         metadata: texts to store with them, by name.
 
     Raises:
         OSError: the file cannot be written; the message names it and the reason.
     """
-    import numpy as np
-    from safetensors import SafetensorError
-    from safetensors import numpy as of_numpy
+    from safetensors.torch import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder: safetensors writes to a hidden file of its own, which a kill leaves behind.
-    scratch = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        scratch.mkdir()
-        partial = scratch / path.name
-        if all(isinstance(value, np.ndarray) for value in tensors.values()):
-            of_numpy.save_file(dict(tensors), partial, metadata)
-        else:
-            from safetensors import torch as of_torch
-
-            of_torch.save_file(_plain_tensors(tensors), partial, metadata)
-        publish(partial, path)
-    except SafetensorError as error:
-        # safetensors reports a full disk as text, not as an OSError.
-        raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _plain_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return contiguous tensors in host memory that share no memory, as safetensors needs them."""
-    import torch
-
+    # As safetensors needs them: contiguous, in host memory, and each with memory of its own.
     plain, seen = {}, set[int]()
     for key, value in tensors.items():
-        tensor = value.detach()
+        tensor = value.detach().cpu().contiguous()
         place = tensor.untyped_storage().data_ptr()
-        own = tensor.device.type == "cpu" and tensor.is_contiguous() and place not in seen
+        plain[key] = tensor.clone() if place in seen else tensor
         seen.add(place)
-        form = torch.contiguous_format
-        plain[key] = tensor if own else tensor.to("cpu", copy=True, memory_format=form)
-    return plain
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, save(plain, metadata))
 
 
 def read_json(path: Path, otherwise: str) -> dict[str, Any]:

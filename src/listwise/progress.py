@@ -1,4 +1,4 @@
-"""Progress bars, shown on a terminal only, and tables of text."""
+"""Progress bars, shown on a terminal only, and numbers and tables as text."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +82,25 @@ def total_bar(console: "Console", what: str) -> Iterator[Callable[[int, int], No
     """Show a bar; the yielded function sets the steps done and the total."""
     with stage_bars(console, what) as report:
         yield partial(report, what)
+
+
+def counted(
+    what: str, total: int, report: Callable[[str, int, int], object]
+) -> Callable[[int], None]:
+    """Return a function that adds up the steps of a task, and reports the sum each time."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report(what, done, total)
+
+    return advance
+
+
+def count_of(number: int, one: str, several: str = "") -> str:
+    """Format a number of things, by default with an s: "1 photo", "1,200 photos"."""
+    return f"1 {one}" if number == 1 else f"{number:,} {several or f'{one}s'}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -31,7 +31,7 @@ def storing(uploads, killed=True):
     copy = uploads.folder.with_name("copy")
     with uploads.query(Upload("a.jpg", file.getvalue())) as path:
         assert path.read_bytes() == file.getvalue()
-        path.with_name(f".{path.name}.tmp").write_bytes(b"a part of the photo")
+        path.with_name(f"{path.name}.tmp").write_bytes(b"a part of the photo")
         yield path
         shutil.copytree(uploads.folder, copy)
     if killed:

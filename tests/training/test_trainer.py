@@ -232,7 +232,7 @@ def test_the_checkpoint_keeps_up_with_the_network_kept(photos, tmp_path):
 def test_resuming_a_finished_run_returns_its_result_again(finished, tmp_path):
     result, _ = finished
     run = shutil.copytree(result.model.parent, tmp_path / "run")
-    left = [run / name for name in ("checkpoint.tmp", ".tmpPcGaIv", "model/.tmpQ0a7")]
+    left = [run / name for name in ("checkpoint.safetensors.tmp", "model/model.safetensors.tmp")]
     for path in left:
         path.write_bytes(b"of a killed process")
     assert resume(run).fit() == replace(result, model=run / "model")

@@ -1,7 +1,6 @@
 """ONNX files of models: network, whitening and settings in one file, computed by onnxruntime."""
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError, first_line
-from listwise.files import publish
+from listwise.files import write_bytes
 from listwise.machine import core_count
 from listwise.models.net import Network
 from listwise.models.storage import KEY, ModelInfo
@@ -101,12 +100,7 @@ def write_onnx(path: Path, graph: Any, info: OnnxInfo, whitening: Whitening | No
         raise InputError(
             f"{path} would be larger than 2 GB, the limit of ONNX: use a smaller model"
         )
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_bytes(graph.SerializeToString())
-        publish(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_bytes(path, graph.SerializeToString())
 
 
 def _add_whitening(graph: Any, whitening: Whitening) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.data import read_labelled
@@ -231,7 +232,7 @@ def write_index_run(
         if others:
             rows = _known_descriptors(current, images)
             rows = np.concatenate([rows, store.vectors(list(unlabelled))])
-            write_tensors(run / DESCRIPTOR_FILE, {"descriptors": rows})
+            write_tensors(run / DESCRIPTOR_FILE, {"descriptors": torch.from_numpy(rows)})
         write_csv(run / TABLE_FILE, table)
         write_text(run / INDEX_FILE, record.model_dump_json(indent=2) + "\n")
     except OSError as error:

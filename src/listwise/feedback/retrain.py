@@ -24,9 +24,10 @@ from listwise.feedback.photos import (
     read_index_run,
     write_index_run,
 )
-from listwise.feedback.trainers import IndexTraining, trainable
+from listwise.feedback.trainers import IndexTraining
 from listwise.files import write_text
 from listwise.plugins import CUSTOM
+from listwise.progress import count_of
 from listwise.search.index import Index
 from listwise.search.opening import open_index
 from listwise.settings import make_config
@@ -106,7 +107,7 @@ def _start(
     """Take from the index what the run needs, write it into the run folder, and prepare the run."""
     current = index.generation
     model = current.model
-    net = trainable(model)
+    net = model.trainable("trained")
     if model.fingerprint != current.header.model:
         raise InputError(
             f"{index.uri} is searched with a student of its model: open it with the model itself"
@@ -137,11 +138,13 @@ def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
     notes = [note for note in plan.notes if "only one photo" not in note]
     alone = int((photos.images.class_sizes() == 1).sum())
     if alone:
-        notes.append(f"{_count(alone)} in no class of two or more: they are only negatives")
+        notes.append(
+            f"{count_of(alone, 'photo')} in no class of two or more: they are only negatives"
+        )
     if photos.conflicting:
         notes.append(
-            f"left out {_count(photos.conflicting)} whose marks or labels contradict each other: "
-            f"see listwise index marks {index} --conflicts"
+            f"left out {count_of(photos.conflicting, 'photo')} whose marks or labels contradict "
+            f"each other: see listwise index marks {index} --conflicts"
         )
     side = dict(zip(photos.images.ids, photos.images.splits or (), strict=True))
     pairs = [(each.query, other) for each in photos.queries for other in each.different]
@@ -152,10 +155,6 @@ def _notes(plan: TrainPlan, photos: IndexPhotos, index: str) -> list[str]:
             "photo: the training does not use them"
         )
     return notes
-
-
-def _count(photos: int) -> str:
-    return "1 photo" if photos == 1 else f"{photos} photos"
 
 
 def _fit(trainer: Trainer, source: IndexTraining) -> tuple[TrainResult, Comparison]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
+import torch
 
 from listwise.calibration import fit_calibration
 from listwise.data.labelled import LabelledImages
@@ -59,7 +60,7 @@ class IndexTraining:
 
     def parts(self, session: Session) -> TrainingParts:
         """Create the parts of the run."""
-        net = trainable(self.model)
+        net = self.model.trainable("trained")
         # A new model keeps the size of the index.
         size, config = self.record.settings.max_side or 0, session.plan.config
         if config.adapter:
@@ -156,7 +157,7 @@ class LayerFolder(ModelFolder):
         settings = settings.model_copy(update={"max_side": self.sizes.start})
 
         def write() -> None:
-            write_tensors(self.session.run / LAYER_FILE, {"layer": layer})
+            write_tensors(self.session.run / LAYER_FILE, {"layer": torch.from_numpy(layer)})
             model = replace(with_layer(self.model, layer, len(photos)), tuned=settings)
             with suppress(InputError):
                 fitted = fit_calibration(found.descriptors, labels, self.source)
@@ -222,13 +223,3 @@ def with_layer(model: Model, layer: Float32, learned_from: int) -> Model:
     info = WhiteningInfo(method="adapter", learned_from=learned_from)
     whitening = Whitening(before.mean, product.astype(np.float32), info)
     return replace(model, whitening=whitening, folder=None, name="", calibration=None)
-
-
-def trainable(model: Model) -> RetrievalNet:
-    """Return the network of a model, or refuse that of an ONNX file."""
-    if not isinstance(model.net, RetrievalNet):
-        raise InputError(
-            f"{model.folder} is an ONNX file and cannot be trained: upgrade the index to the model "
-            "that it was exported from"
-        )
-    return model.net

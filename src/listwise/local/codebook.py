@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from listwise.errors import InputError
-from listwise.files import FileHeader, write_tensors
+from listwise.files import FileHeader
 from listwise.local.storage import FeatureFile
 from listwise.machine import Machine
+from listwise.models.storage import read_parts, write_parts
 from listwise.optional import requires
 
 WORDS: Final = 65_536
@@ -134,8 +134,7 @@ class Codebook:
 
     def save(self, path: str | Path) -> None:
         """Write the codebook and its origin to a safetensors file."""
-        metadata = {"codebook": self.info.model_dump_json(), "fingerprint": self.fingerprint}
-        write_tensors(Path(path), {"centroids": self.centroids}, metadata)
+        write_parts(Path(path), self.info, {"centroids": torch.from_numpy(self.centroids)})
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> "Codebook":
@@ -143,18 +142,8 @@ class Codebook:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"no codebook at {path}: learn one with listwise local codebook")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                centroids = file.get_tensor("centroids")
-            header, fingerprint = metadata["codebook"], metadata["fingerprint"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise InputError(f"{path} is damaged or not a codebook: learn it again") from error
-        info = CodebookInfo.parse(header, path, "learn it again")
-        codebook = cls(centroids, info, device)
-        if codebook.fingerprint != fingerprint:
-            raise InputError(f"{path} is damaged: copy it again, or learn it again")
-        return codebook
+        info, tensors = read_parts(path, CodebookInfo, "codebook")
+        return cls(tensors["centroids"].numpy(), info, device)
 
 
 def check_descriptors(descriptors: NDArray[np.floating], dim: int) -> Float32:

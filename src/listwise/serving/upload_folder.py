@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from listwise.data import Images
 from listwise.data.photos import photo_digest
-from listwise.files import publish, write_text
+from listwise.files import write_bytes, write_text
 from listwise.search.entries import Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
@@ -61,7 +61,7 @@ class UploadFolder:
         generation = self.index.generation
         with self._changing(contents):
             for path, photo in zip(paths.values(), contents.values(), strict=True):
-                self._write(path, photo.getvalue())
+                write_bytes(path, photo.getvalue())
             result = add_photos(generation.store, generation.model, images, workers=0)
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
@@ -89,7 +89,7 @@ class UploadFolder:
         """Store a query photo; in the end it is deleted, unless a mark refers to this file."""
         name = self._name(photo.getvalue())
         with self._changing([name]):
-            self._write(self.folder / name, photo.getvalue())
+            write_bytes(self.folder / name, photo.getvalue())
             yield self.folder / name
 
     def clean(self) -> None:
@@ -125,7 +125,7 @@ class UploadFolder:
         """Delete files that no entry and no mark of the index refers to."""
         paths = {entry_key(PREFIX + name): self.folder / name for name in names}
         for path in paths.values():
-            self._unfinished(path).unlink(missing_ok=True)
+            path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
         store = self.index.store
         # Another server may have added the same photo to the upgraded index.
         generations, number = store.generations, store.generations.record().current
@@ -142,10 +142,3 @@ class UploadFolder:
 
     def _name(self, content: bytes) -> str:
         return photo_digest(content) + _SUFFIXES.get(content[:2], ".tif")
-
-    def _write(self, path: Path, content: bytes) -> None:
-        self._unfinished(path).write_bytes(content)
-        publish(self._unfinished(path), path)
-
-    def _unfinished(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.tmp")

@@ -88,8 +88,8 @@ def _teacher_descriptors(session: Session, net: RetrievalNet) -> dict[str, Descr
             count = session.counter("describing with the teacher", len(images))
             found = teacher.describe(images, on_progress=count)
             session.report_unreadable(found.errors, "it is left out")
-            tensors[part] = found.descriptors
-            tensors[f"{part}.kept"] = np.array(found.kept, np.int64)
+            tensors[part] = torch.from_numpy(found.descriptors)
+            tensors[f"{part}.kept"] = torch.tensor(found.kept)
         write_tensors(path, tensors, {"teacher": teacher.fingerprint})
         session.teacher = None  # it may be large
     read, metadata = read_tensors(path)

@@ -87,8 +87,7 @@ def reopen_run(run: Path, plan: TrainPlan) -> None:
     # The run may end without a better model, and would then present a damaged one as its result.
     if (run / MODEL_FOLDER).exists() and (run / CHECKPOINT_FILE).exists():
         read_model(run / MODEL_FOLDER)
-    # safetensors first writes to a hidden file .tmp….
-    for unfinished in (*run.rglob("*.tmp"), *run.rglob(".tmp*")):
+    for unfinished in run.rglob("*.tmp"):
         unfinished.unlink()
 
 
