@@ -25,6 +25,7 @@ from PIL import (  # each registers its format; `Image.init` would import every 
 
 from listwise.errors import InputError
 from listwise.optional import MissingDependencyError, requires
+from listwise.progress import count_of
 
 with suppress(ImportError):  # since Pillow 11.3
     from PIL import AvifImagePlugin  # noqa: F401
@@ -361,10 +362,9 @@ def describe_ignored(ignored: Counter[str]) -> str:
     named = [f"{count} {suffix or 'without an ending'}" for suffix, count in kinds[:5]]
     if len(kinds) > 5:
         named.append(f"{sum(count for _, count in kinds[5:])} others")
-    files = "1 file" if ignored.total() == 1 else f"{ignored.total()} files"
     heif = " and ".join(sorted(HEIF_SUFFIXES & ignored.keys()))
     hint = f"; pip install 'listwise[heic]' reads {heif}" if heif else ""
-    return f"ignored {files}: {', '.join(named)}{hint}"
+    return f"ignored {count_of(ignored.total(), 'file')}: {', '.join(named)}{hint}"
 
 
 def _walk(folder: str, inside: str, above: tuple[str, ...]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from listwise.data.images import Box, ImageError, image_size
 from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
+from listwise.progress import count_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +196,10 @@ class ImageReport:
         """Return the problems, one sentence each; empty if there are none."""
         lines = []
         if count := len(self.broken):
-            what = "1 photo" if count == 1 else f"{count} photos"
             named = first_names([f"{error.path} ({error.reason})" for error in self.broken], "; ")
-            lines.append(f"skipped {what} that cannot be used: {named}")
+            lines.append(f"skipped {count_of(count, 'photo')} that cannot be used: {named}")
         if count := len(self.single):
-            what = "1 class has" if count == 1 else f"{count} classes have"
+            what = count_of(count, "class has", "classes have")
             named = first_names(self.single, ", ")
             lines.append(f"{what} only one photo, so a search cannot find another: {named}")
         return lines

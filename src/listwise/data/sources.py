@@ -39,6 +39,7 @@ from listwise.data.labelled import Images, LabelledImages, first_names
 from listwise.errors import InputError, ListwiseWarning
 from listwise.files import read_text
 from listwise.optional import requires
+from listwise.progress import count_of
 
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -147,7 +148,7 @@ def _class_folders(folder: Path, levels: bool) -> tuple[list[_ListedImage], Coun
     rows, ignored = _folder_rows(folder)
     bare = [row.id for row in rows if "/" not in row.id]
     if bare:
-        what = "1 photo is" if len(bare) == 1 else f"{len(bare)} photos are"
+        what = count_of(len(bare), "photo is", "photos are")
         raise InputError(
             f"{folder}: {what} directly in it ({first_names(bare, ', ')}); put the photos of "
             f"each class into a folder of their own, {folder}/CLASS/PHOTO, or give a CSV file "

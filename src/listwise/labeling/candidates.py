@@ -16,7 +16,7 @@ from listwise.data import Images
 from listwise.descriptors import Model, extract
 from listwise.labeling.comparisons import Pairs
 from listwise.labeling.result import Progress
-from listwise.labeling.store import counted
+from listwise.progress import counted
 from listwise.search.exact import exact_search
 
 Numbers = NDArray[np.int64]

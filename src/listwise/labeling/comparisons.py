@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.labeling.result import Progress
-from listwise.labeling.store import PhotoStore, counted
+from listwise.labeling.store import PhotoStore
 from listwise.local.compact import nearest_decoded
 from listwise.local.features import Features
 from listwise.local.storage import writing
 from listwise.local.verification import Verification, verify
 from listwise.local.workers import Workers
+from listwise.progress import counted
 
 Pairs = NDArray[np.int64]
 """Numbers of two photos, the smaller first: [m, 2]."""

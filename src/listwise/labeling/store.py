@@ -1,6 +1,5 @@
 """The local features and the appearance of the photos to label, which an interrupted run keeps."""
 
-from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from listwise.local.compact import DIM, compact_features, decode_features, featu
 from listwise.local.features import LARGE, Features
 from listwise.local.storage import FeatureFile, FeatureHeader, FeatureWriter, StoredPhoto
 from listwise.local.workers import Workers
+from listwise.progress import counted
 
 
 class PhotoStore:
@@ -47,18 +47,6 @@ class PhotoStore:
     def read(self, photo: int) -> Features:
         """Return the features of a photo that can be read."""
         return decode_features(self._file.code(self._rows[photo]))
-
-
-def counted(stage: str, total: int, on_progress: Progress) -> Callable[[int], None]:
-    """Return a function that adds up the steps of a stage and reports them."""
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(stage, done, total)
-
-    return advance
 
 
 def extract_photos(

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from listwise import __version__
 from listwise.errors import InputError
 from listwise.files import write_text
+from listwise.progress import count_of
 
 
 def write_page(
@@ -65,11 +66,6 @@ def change(before: float, after: float) -> str:
         return "–"
     difference = round(round(100 * after, 1) - round(100 * before, 1), 1)
     return f"{difference:+.1f}".replace("-", "−") if difference else "0.0"
-
-
-def count_of(number: int, noun: str) -> str:
-    """Format a number of things: "1 photo", "1,200 photos"."""
-    return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _breakable(name: str) -> Markup:

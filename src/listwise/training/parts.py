@@ -38,6 +38,7 @@ from listwise.models import RetrievalNet
 from listwise.models.embed import PhotoNet, embed_decoded, embed_photos
 from listwise.models.folding import sharing_copy
 from listwise.models.storage import ModelFile, ModelInfo, ModelSettings, read_model, write_model
+from listwise.progress import counted
 from listwise.training.choices import Sizes, TrainPlan
 from listwise.training.distributed import failing_together, gather_numbers, gather_rows
 from listwise.training.loading import Batches, load_batches
@@ -122,14 +123,7 @@ class Session:
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
         """Return a function that shows the progress when it is called with a number of photos."""
-        done = 0
-
-        def count(photos: int) -> None:
-            nonlocal done
-            done += photos
-            self.view.progress(what, done, total)
-
-        return count
+        return counted(what, total, self.view.progress)
 
     def report_unreadable(self, errors: Sequence[str], instead: str) -> None:
         """Report each photo that could not be read, once; with `strict`, raise an error."""
