@@ -101,14 +101,14 @@ def test_a_card_of_a_backbone_without_training():
 
 
 def test_what_the_hub_does_not_have(hub, model):
-    with pytest.raises(InputError, match=r"no model nobody/nothing at http.*check the name"):
+    with pytest.raises(InputError, match=r"no model nobody/nothing at http.*give owner/name"):
         listwise.load("hub:nobody/nothing")
-    with pytest.raises(InputError, match="is not the name of a repository: give owner/name"):
+    with pytest.raises(InputError, match=r"or it is private .*: give owner/name"):
         listwise.load("hub:a/b/c")
     hub.repositories["other/thing"] = {"weights.bin": b"0"}
     with pytest.raises(InputError, match=r"other/thing at .* is not a model of Listwise"):
         listwise.load("hub:other/thing")
-    with pytest.raises(InputError, match="refuses access to museum/paintings: log in with"):
+    with pytest.raises(InputError, match=r"no access to museum/paintings at .*: log in with"):
         model.push_to_hub(NAME, token="hf_wrong")
 
 
@@ -117,8 +117,8 @@ def test_without_a_connection(hub, model, monkeypatch):
     listwise.load(f"hub:{NAME}")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # a port without a server
     assert listwise.load(f"hub:{NAME}").fingerprint == model.fingerprint  # the earlier download
-    with pytest.raises(InputError, match=r"cannot reach http.* for other/thing") as error:
+    with pytest.raises(InputError, match="cannot use other/thing at http") as error:
         listwise.load("hub:other/thing")
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="cannot reach http"):
+    with pytest.raises(InputError, match="cannot use museum/paintings at http"):
         model.push_to_hub(NAME, token=hub.token)

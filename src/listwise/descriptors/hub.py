@@ -29,16 +29,17 @@ def upload(content: ModelFile, card: str, repository: str, private: bool, token:
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=_endpoint(), token=token)
-    with TemporaryDirectory() as folder, _explained(repository):
+    with TemporaryDirectory() as folder:
         write_model(folder, content)
         write_text(Path(folder) / CARD_FILE, card)
-        made = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            allow_patterns=[MODEL_FILE, CARD_FILE],
-            commit_message="Upload a model of Listwise",
-        )
+        with _explained(repository):
+            made = api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                allow_patterns=[MODEL_FILE, CARD_FILE],
+                commit_message="Upload a model of Listwise",
+            )
     return str(made)
 
 
@@ -69,31 +70,25 @@ def _explained(repository: str) -> Iterator[None]:
     """Turn errors of the hub into one line each."""
     from huggingface_hub import errors
 
+    place = f"{repository} at {_endpoint()}"
     try:
         yield
-    except errors.HFValidationError as error:
+    except (
+        errors.HFValidationError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+    ) as error:
         raise InputError(
-            f"{repository!r} is not the name of a repository: give owner/name"
+            f"no model {place}, or it is private ({first_line(error)}): give owner/name or "
+            "owner/name@revision, or log in with hf auth login"
         ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"{repository} at {_endpoint()} has no such revision") from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"no model {repository} at {_endpoint()}, or it is private: check the name, or log in "
-            "with hf auth login"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise InputError(
-                f"{_endpoint()} refuses access to {repository}: log in with hf auth login, with a "
-                "token that may write"
+                f"no access to {place}: log in with hf auth login, with a token that may write"
             ) from error
-        raise InputError(f"{_endpoint()} answers with an error ({first_line(error)})") from error
-    except Exception as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
-            f"cannot reach {_endpoint()} for {repository} ({first_line(error)}): check the "
-            "connection, or copy the model folder and load that"
+            f"cannot use {place} ({first_line(error)}): check the connection, or copy the model "
+            "folder and load that"
         ) from error
