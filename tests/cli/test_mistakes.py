@@ -109,7 +109,6 @@ MISTAKES = {
     "export": {
         "model model.pt": "model.pt must end with .onnx: give a file such as",
         "model no/model.onnx": "the folder no does not exist",
-        "model m.onnx --opset 7": "--opset must be from 18 to 23, not 7",
         "nothing m.onnx": "no model folder nothing",
         f"{ONNX} m.onnx": "is an ONNX file and cannot be exported again",
     },

@@ -168,7 +168,6 @@ def test_a_file_cannot_be_saved_tuned_or_exported_again(exported, photos, tmp_pa
         ("missing/model.onnx", {}, "cannot write .*the folder .*missing does not exist"),
         ("folder.onnx", {}, "is a folder: give a file such as"),
         ("file", {"web": True}, "is a file: give a folder"),
-        ("model.onnx", {"opset": 7}, "`opset` must be from 18 to 23, not 7"),
     ],
 )
 def test_arguments_that_cannot_be_used(name, options, message, tmp_path):

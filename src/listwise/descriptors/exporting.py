@@ -113,8 +113,8 @@ def quantize(graph: Any, photos: Iterable[Tensor]) -> Any:
         return onnx.load(out)
 
 
-# The first version of ONNX whose Resize is that of PyTorch, and the last that PyTorch writes.
-OPSETS: Final = range(18, 24)
+# The first version of ONNX's operators whose Resize is that of PyTorch.
+OPSET: Final = 18
 # The largest difference between the descriptors of PyTorch and of onnxruntime.
 TOLERANCE: Final = 1e-4
 
@@ -124,7 +124,6 @@ def export_model(
     whitening: Whitening | None,
     info: ModelInfo,
     path: str | Path,
-    opset: int = OPSETS.start,
     photos: Iterable[Tensor] | None = None,
     web: bool = False,
 ) -> Path:
@@ -135,7 +134,6 @@ def export_model(
         whitening: the whitening of its descriptors.
         info: the settings; the calibration is left out of a quantized file, whose scores differ.
         path: the file to write, whose name ends with .onnx, or the folder.
-        opset: the version of ONNX's operators.
         photos: images uint8 [3, H, W] on which the range of each activation is measured, to
             quantize the network to int8; None exports it in float32.
         web: write a folder with the file, its settings and an example page.
@@ -144,8 +142,6 @@ def export_model(
         InputError: the path cannot be written, or the network cannot be exported.
     """
     path = check_path(path, web)
-    if opset not in OPSETS:
-        raise InputError(f"`opset` must be from {OPSETS.start} to {OPSETS.stop - 1}, not {opset}")
     if isinstance(net.pooling, RMAC):
         raise _not_exportable(net, "the regions of R-MAC depend on the size of the image")
     with requires("export", "the export to ONNX"):
@@ -155,7 +151,7 @@ def export_model(
 
         _ = onnx, onnxruntime, onnxscript
     plain = copy.deepcopy(net).float().cpu().eval()
-    graph = trace(plain, opset)
+    graph = trace(plain)
     compare(plain, graph)
     fingerprint = net.fingerprint()
     if photos is not None:
@@ -177,7 +173,7 @@ def export_model(
     return path
 
 
-def trace(net: RetrievalNet, opset: int) -> Any:
+def trace(net: RetrievalNet) -> Any:
     """Return the network as an `onnx.ModelProto`, for images of any number, height and width.
 
     Its input `images` is float32 [batch, 3, height, width] in [0, 1], its output `descriptors` is
@@ -202,7 +198,7 @@ def trace(net: RetrievalNet, opset: int) -> Any:
                 input_names=[INPUT],
                 output_names=[DESCRIPTORS],
                 dynamic_shapes=sizes,
-                opset_version=opset,
+                opset_version=OPSET,
                 verbose=False,
             )
     except InputError:

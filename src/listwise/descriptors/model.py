@@ -196,7 +196,6 @@ class Model:
         *,
         max_side: int | None = None,
         int8: Photos | None = None,
-        opset: int = 18,
         web: bool = False,
     ) -> Path:
         """Write an ONNX file, which `load_model` loads and which runs without PyTorch.
@@ -215,7 +214,6 @@ class Model:
             int8: about 100 photos like those to be described, to quantize the network to int8: a
                 folder, table, list or data set. The file is smaller and faster, and its
                 descriptors are those of another model.
-            opset: version of ONNX's operators, from 18 to 23.
             web: write a folder with `model.onnx`, its settings and an example page that compares
                 two photos in a browser.
 
@@ -239,7 +237,7 @@ class Model:
         tuned = self.recorded.model_copy(update={"max_side": settings.max_side or 0})
         info = self._info.model_copy(update={"tuned": tuned})
         net = self.trainable("exported again")
-        return export_model(net, self.whitening, info, path, opset, photos, web)
+        return export_model(net, self.whitening, info, path, photos, web)
 
     def card(
         self, name: str = "", *, license: str = "unknown", results: Results | None = None
