@@ -1,7 +1,6 @@
 """Deep local features (DELF): the network, and the locations of a photo with most attention."""
 
 import math
-import multiprocessing
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -333,8 +332,6 @@ def batch_sizes(settings: DelfSettings, device: torch.device) -> Callable[[int, 
 @lru_cache(maxsize=2)
 def _load(folder: Path, device: str) -> tuple[Delf, str]:
     """Load the network of a folder; returns it and its fingerprint."""
-    if multiprocessing.parent_process() is not None:
-        torch.set_num_threads(1)  # a worker process has one core
     net = Delf.load(folder, device)
     return net, net.fingerprint()
 

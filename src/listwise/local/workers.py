@@ -57,10 +57,8 @@ class Workers:
 
 
 def _start() -> None:
-    import cv2
 
     start_worker()
-    cv2.setNumThreads(1)  # a worker has one core
     threadpool_limits(1)
 
 
