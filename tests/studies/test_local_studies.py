@@ -20,12 +20,7 @@ from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark
 from listwise.results.local import describe_locally
 from listwise.studies import local as module
-from listwise.studies.local import (
-    describe_globally,
-    first_pairs,
-    global_scores,
-    rerank_scores,
-)
+from listwise.studies.local import first_pairs, global_scores, rerank_scores
 
 
 @dataclass
@@ -110,22 +105,21 @@ def test_descriptors_are_kept_and_taken_again(tmp_path):
     model = Model(RetrievalNet(TINY_NET, weights="random").eval())
     done = []
     kept = tmp_path / "kept"
-    describe_globally(small, model, kept, workers=0, on_progress=done.append)
+    found = global_scores(small, kept, model, workers=0, on_progress=done.append)
     assert sum(done) == 5
-    found = global_scores(small, kept)
     assert found.shape == (1, 4)
     np.testing.assert_allclose(found, describe_benchmark(model, small).scores(), atol=1e-6)
     before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
     assert sorted(before) == ["database.parquet", "queries.parquet"]
-    describe_globally(small, model, kept, workers=0)
+    np.testing.assert_array_equal(global_scores(small, kept), found)
     assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
     with pytest.raises(InputError, match="does not hold the photos of small"):
         global_scores(small_benchmark(tmp_path / "large", 80), kept)
     torch.manual_seed(1)
     other = Model(RetrievalNet(TINY_NET, weights="random").eval())
     with pytest.raises(InputError, match="another model"):
-        describe_globally(small, other, kept, workers=0)
-    describe_globally(small, other, tmp_path / "other", workers=0)
+        global_scores(small, kept, other)
+    global_scores(small, tmp_path / "other", other, workers=0)
     (tmp_path / "other" / "queries.parquet").replace(kept / "queries.parquet")
     with pytest.raises(InputError, match="another model"):
         global_scores(small, kept)

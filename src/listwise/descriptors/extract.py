@@ -22,14 +22,13 @@ from listwise.descriptors.storage import (
     is_descriptor_file,
 )
 from listwise.errors import InputError
-from listwise.files import publish
 from listwise.models.embed import MIXED
 from listwise.settings import Precision
 
 # Photos per part. An interruption loses at most one part: seconds on a GPU, a minute on a CPU.
 PART = {"cpu": 64, "cuda": 8192}
 LOCK_FILE = "listwise.lock"
-_OURS = re.compile(r"[0-9a-f]{32}-(\d{9}|joined)\.parquet")
+_OURS = re.compile(r"[0-9a-f]{32}-\d{9}\.parquet")
 
 
 def extract(
@@ -134,10 +133,10 @@ class _Parts:
         self._out, self._key = out, photos_key(f"{how} {size}", images)[:32]
         count = len(images)
         starts = range(0, count, size)
-        self.files = {range(i, min(i + size, count)): self._file(f"{i:09d}") for i in starts}
-
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{self._key}-{name}.parquet"
+        self.files = {
+            range(i, min(i + size, count)): self.folder / f"{self._key}-{i:09d}.parquet"
+            for i in starts
+        }
 
     def missing(self, strict: bool, on_note: Callable[[str], object]) -> dict[range, Path]:
         """Return the parts to extract; with `strict` also those that lack unreadable photos."""
@@ -159,15 +158,10 @@ class _Parts:
         unreadable = tuple(line for file in files for line in file.header.unreadable)
         if not any(len(file) for file in files):
             raise none_readable(unreadable)
-        joined = files[0].path
-        if len(files) > 1:
-            # In the folder of the parts, so that the next run removes it after a kill.
-            joined = self._file("joined")
-            header = files[0].header.model_copy(update={"unreadable": unreadable})
-            with DescriptorWriter(joined, files[0].dim, header) as writer:
-                for file in files:
-                    writer.write(file.ids, file.sizes, file.read())
-        publish(joined, self._out)
+        header = files[0].header.model_copy(update={"unreadable": unreadable})
+        with DescriptorWriter(self._out, files[0].dim, header) as writer:
+            for file in files:
+                writer.write(file.ids, file.sizes, file.read())
         self._remove()
         (self.folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files, or another process has started in it

@@ -1,6 +1,5 @@
 """Descriptor files: Parquet files of descriptors, with the model and settings that made them."""
 
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,7 +54,7 @@ class DescriptorWriter:
         pa = _import_pyarrow()
         self.path = Path(path)
         self.dim = dim
-        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        self._partial = self.path.with_name(f"{self.path.name}.tmp")
         # Reading is twice as fast if neither the list nor its values may be null.
         values = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
         types = {"id": pa.string(), "width": pa.int32(), "height": pa.int32(), "descriptor": values}

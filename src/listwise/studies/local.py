@@ -81,10 +81,9 @@ def evaluate_local(
         network = load_model(path, device)
         own = local.folder / f"model-{network.fingerprint[:12]}"
         with progress(f"describing with {path}", judged.photo_count) as advance:
-            describe_globally(
-                judged, network, own, workers=workers, on_progress=advance, on_note=on_note
+            tables[str(path)] = global_scores(
+                judged, own, network, workers=workers, on_progress=advance, on_note=on_note
             )
-        tables[str(path)] = global_scores(judged, own)
     verified: dict[Pair, Verification] = {}
     if verify:
         pairs = {pair for table in tables.values() for pair in first_pairs(table)}
@@ -129,32 +128,26 @@ def _points(
     return None if found is None else np.hstack([found.query_points, found.points])
 
 
-def describe_globally(
+def global_scores(
     benchmark: Benchmark,
-    model: Model,
     folder: Path,
+    model: Model | None = None,
     *,
     on_progress: Callable[[int], object] = lambda count: None,
     **settings: Any,
-) -> None:
-    """Extract the global descriptors of a benchmark into a folder, for `global_scores`.
+) -> Scores:
+    """Compute the scores of the global descriptors in a folder: [Q, N].
 
-    Existing files of the same model are used. `settings` are those of `extract`.
+    A model extracts those that are missing; `settings` are those of `extract`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, images in benchmark_files(benchmark, folder, "parquet").items():
-        if path.exists():
-            DescriptorFile.open(path).require(model.fingerprint)
-            on_progress(len(images))
-        else:
-            extract(model, images, path, strict=True, on_progress=on_progress, **settings)
-
-
-def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
-    """Compute the scores of the descriptors that `describe_globally` wrote: [Q, N]."""
     files = []
     for path, images in benchmark_files(benchmark, folder, "parquet").items():
-        file = DescriptorFile.open(path)
+        if model is None or path.exists():
+            file = DescriptorFile.open(path)
+            on_progress(len(images))
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = extract(model, images, path, strict=True, on_progress=on_progress, **settings)
         sizes = [image_size(photo, images.box(row)) for row, photo in enumerate(images.paths)]
         if file.ids != images.ids or sizes != [tuple(size) for size in file.sizes.tolist()]:
             raise InputError(
@@ -163,6 +156,7 @@ def global_scores(benchmark: Benchmark, folder: Path) -> Scores:
             )
         files.append(file)
     queries, database = files
+    database.require(queries.model if model is None else model.fingerprint)
     queries.require(database.model)
     if queries.settings != database.settings:
         raise InputError(
