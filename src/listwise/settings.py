@@ -424,11 +424,11 @@ class DelfTraining(_Settings):
     """Number of updates between two validations"""
     # machine
     device: str = "auto"
-    """Device: cpu, cuda, cuda:1, or auto, which uses a GPU if available"""
+    """Device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision in which the network computes; auto is bfloat16 on a GPU"""
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Number of processes that decode photos; from the CPU cores by default"""
+    """Number of processes that decode photos; by default from the number of CPU cores"""
 
 
 class Expansion(_Settings):

@@ -50,8 +50,8 @@ def label(
     most similar descriptors, and every group becomes a class. An interrupted run resumes.
 
     Args:
-        photos: folder of class folders, folder of photos, .csv or .parquet table, .txt list, name
-            of a data set, or `Images`.
+        photos: folder of class folders, folder of photos, .csv or .parquet table, .txt list, or
+            name of a data set.
         out: table of labels to write (.csv). A page (.html), a table of all photos (.photos.csv)
             and a summary (.json) are written next to it.
         labels: use the labels of the photos, or group the photos without labels; by default the
