@@ -448,3 +448,29 @@ def make_settings(
     """
     given = {"max_side": max_side or None, "scales": scales, "power": power}
     return validated(ExtractSettings, given | {"precision": precision})
+
+
+class LabelSettings(_Settings):
+    """Thresholds and limits of `listwise.labeling.label`."""
+
+    inliers: int = Field(8, ge=4)
+    """Minimum number of inliers of two photos that match. Lower values keep more photos; below 8,
+    photos of different things begin to match by chance"""
+    partners: int = Field(26, ge=2)
+    """Maximum number of photos that each photo is compared with. More partners connect more photos
+    of large classes, and take longer"""
+    min_photos: int = Field(2, ge=2)
+    """Minimum number of photos of a class; smaller groups are dropped"""
+    features: int = Field(700, ge=50, le=951)  # as many as 40,000 bytes hold
+    """Maximum number of local features per photo"""
+    all_groups: bool = False
+    """Keep the smaller groups of a class too, as classes called NAME/2, NAME/3 and so on"""
+    merge: bool = False
+    """Merge classes that show the same thing"""
+    seed: int = Field(0, ge=0)
+    """Seed of the random choice of partners"""
+
+    @property
+    def strong(self) -> int:
+        """Number of inliers from which one match alone may join two groups."""
+        return 2 * self.inliers

@@ -280,8 +280,8 @@ def test_boxes_are_used_and_kept(things, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inliers": 3}, "`inliers` must be 4 or more, not 3"),
-        ({"features": 5000}, "`features` must be 951 or less"),
+        ({"inliers": 3}, "`inliers` must be greater than or equal to 4, not 3"),
+        ({"features": 5000}, "`features` must be less than or equal to 951"),
         ({"inlierz": 9}, "unknown setting 'inlierz'"),
         ({"split": "nowhere"}, "no photo has the split 'nowhere'"),
     ],

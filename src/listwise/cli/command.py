@@ -300,7 +300,7 @@ def _fields(model: type[BaseModel], heading: str, group: str = "") -> Iterator[P
 def _arguments(name: str) -> Iterator[Parameter]:
     """The parameters of a function that can be typed; the function is not imported."""
     tree, path = _find(name)
-    assert isinstance(tree, ast.FunctionDef | ast.ClassDef), name
+    assert isinstance(tree, ast.FunctionDef), name
     helps = _argument_helps(ast.get_docstring(tree) or "")
     for argument, annotation, default, positional in _declared(tree):
         value = REQUIRED if default is None else _constant(default, path)
@@ -311,14 +311,9 @@ def _arguments(name: str) -> Iterator[Parameter]:
 
 
 def _declared(
-    tree: ast.FunctionDef | ast.ClassDef,
+    tree: ast.FunctionDef,
 ) -> Iterator[tuple[str, ast.expr | None, ast.expr | None, bool]]:
-    """Name, annotation, default and whether it is an argument, of a function or dataclass."""
-    if isinstance(tree, ast.ClassDef):
-        for field in tree.body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                yield field.target.id, field.annotation, field.value, False
-        return
+    """Name, annotation, default and whether it is an argument, of a function."""
     required: list[ast.expr | None] = [None] * (len(tree.args.args) - len(tree.args.defaults))
     for each, default in zip(tree.args.args, (*required, *tree.args.defaults), strict=True):
         if each.arg != "self":

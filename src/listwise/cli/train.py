@@ -10,7 +10,7 @@ from listwise.cli.command import command, make_app
 from listwise.cli.output import Output, stoppable, typed_command
 from listwise.errors import InputError
 from listwise.progress import stage_bars
-from listwise.settings import TrainConfig, merge, read_settings
+from listwise.settings import LabelSettings, TrainConfig, merge, read_settings
 
 if TYPE_CHECKING:
     from listwise.feedback import Comparison
@@ -40,7 +40,7 @@ CHOSEN = {
 @command(
     app,
     "labeling.label:label",
-    "labeling.result:LabelSettings",
+    LabelSettings,
     defaults={"partners": "26, without labels 10"},
 )
 def label(output: Output, photos: str, *, out: Path, **options: Any) -> None:

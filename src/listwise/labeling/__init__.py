@@ -5,6 +5,7 @@ OpenCV is imported when photos are matched.
 """
 
 from listwise.labeling.label import label
-from listwise.labeling.result import ClassMerge, LabelledPhoto, Labels, LabelSettings, PhotoGroup
+from listwise.labeling.result import ClassMerge, LabelledPhoto, Labels, PhotoGroup
+from listwise.settings import LabelSettings
 
 __all__ = ["ClassMerge", "LabelSettings", "LabelledPhoto", "Labels", "PhotoGroup", "label"]

@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from listwise.data.images import printable
 from listwise.data.workers import explain_lost_workers
 from listwise.descriptors import Model, load_model
 from listwise.descriptors.extract import lock_folder, photos_key
-from listwise.errors import InputError
+from listwise.errors import InputError, validated
 from listwise.files import write_text
-from listwise.labeling.result import FEW_PHOTOS, Labels, LabelSettings, Progress
+from listwise.labeling.result import FEW_PHOTOS, Labels, Progress
 from listwise.machine import Machine
 from listwise.models.backbone import choose_backbone
 from listwise.progress import stage_bars
+from listwise.settings import LabelSettings
 
 UNLABELLED_PARTNERS = 10  # similar photos: more of them find few matches, and join wrong groups
 _VERSION = 1  # raised when the files of an interrupted run can no longer be used
@@ -87,11 +87,11 @@ def label(
     from listwise.labeling.select import choose_labels
     from listwise.local.workers import Workers
 
-    chosen = _settings(settings)
+    chosen = validated(LabelSettings, settings)
     out = _checked(Path(out), photos)
     images, others = _read(photos, labels, split, on_note)
     if "partners" not in settings and not isinstance(images, LabelledImages):
-        chosen = replace(chosen, partners=UNLABELLED_PARTNERS)
+        chosen = chosen.model_copy(update={"partners": UNLABELLED_PARTNERS})
     if chosen.merge and model is None and isinstance(images, LabelledImages):
         classes = int((images.class_sizes() >= chosen.min_photos).sum())
         if not few_classes(classes, len(images)):
@@ -117,14 +117,6 @@ def label(
     if not found.classes:
         on_note(_advice(found))
     return found
-
-
-def _settings(given: dict[str, Any]) -> LabelSettings:
-    unknown = set(given) - set(LabelSettings.__dataclass_fields__)
-    if unknown:
-        known = ", ".join(LabelSettings.__dataclass_fields__)
-        raise InputError(f"unknown setting {min(unknown)!r}: the settings are {known}")
-    return LabelSettings(**given)
 
 
 def _checked(out: Path, source: str | Path | Images) -> Path:

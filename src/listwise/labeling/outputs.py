@@ -7,7 +7,7 @@ shown in part, and the page tells how many of each are shown.
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import compress
@@ -80,7 +80,7 @@ def write_table(labels: Labels) -> None:
     write_csv(labels.table, rows)
     facts = {
         **labels.summary(),
-        "settings": asdict(labels.settings),
+        "settings": labels.settings.model_dump(),
         "reasons_explained": REASONS,
         "merges_found": [
             {**merge._asdict(), "photos": [labels.images.ids[i] for i in merge.photos]}
@@ -224,7 +224,8 @@ def write_label_page(
             "Date": f"{datetime.now():%Y-%m-%d %H:%M}",
             "Command": command,
         },
-        summary=_summary(labels),
+        summary=labels.summary(),
+        reasons=REASONS,
         used=labels.settings,
         labelled=labels.labelled,
         views=views,
@@ -257,18 +258,3 @@ def _pairs(
         numbers = np.rint(1000 * parts).astype(int).ravel().tolist()
         found.append([place[one], place[two], match.inliers, numbers])
     return found
-
-
-def _summary(labels: Labels) -> list[tuple[str, int, float | None]]:
-    """Return names and counts, and the shares of the photos where they matter."""
-    counts = labels.summary()
-    photos = {"Photos kept": counts["kept"], "Photos dropped": counts["dropped"]}
-    photos |= {f"– {REASONS[reason]}": count for reason, count in counts["reasons"].items()}
-    others = {"Classes before": counts["classes_before"]} if labels.labelled else {}
-    others |= {"Classes now": counts["classes"]}
-    if labels.labelled:
-        others |= {"Pairs of classes that may show the same thing": counts["merges"]}
-    others |= {"Copies and near-duplicates": counts["copies"]}
-    others |= {"Pairs of photos compared": counts["pairs_compared"]}
-    shares = [(name, count, count / max(1, counts["photos"])) for name, count in photos.items()]
-    return [*shares, *((name, count, None) for name, count in others.items())]

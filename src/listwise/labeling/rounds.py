@@ -23,9 +23,10 @@ from listwise.labeling.candidates import (
     similar_looks,
 )
 from listwise.labeling.comparisons import MatchRecord, Pairs, unique_pairs
-from listwise.labeling.result import LabelSettings, Progress
+from listwise.labeling.result import Progress
 from listwise.labeling.store import PhotoStore, extract_photos
 from listwise.local.workers import Workers
+from listwise.settings import LabelSettings
 
 LARGE = 3  # photos of a group that a single weak match may not join to another such group
 _NEAREST = 6  # partners of the same class that are chosen by descriptors, if there is a model

@@ -15,11 +15,11 @@ from listwise.labeling.result import (
     ClassMerge,
     LabelledPhoto,
     Labels,
-    LabelSettings,
     PhotoGroup,
     short_names,
 )
 from listwise.labeling.rounds import PhotoMatches, class_groups
+from listwise.settings import LabelSettings
 
 
 def choose_labels(
