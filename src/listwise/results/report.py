@@ -170,7 +170,11 @@ def write_report(
             "Date": f"{datetime.now():%Y-%m-%d %H:%M}",
             "Command": command,
         },
-        notes=[*notes, *_sampling_notes(len(shown), len(drawn), len(charted), len(counted))],
+        notes=notes,
+        listed=len(shown),
+        drawn=len(drawn),
+        charted=len(charted),
+        counted=len(counted),
         models=[search.name for search in searches],
         rows=rows,
         metrics=_metrics(rows),
@@ -211,22 +215,6 @@ def _choose(lowest: NDArray[np.float64], most: int, random: np.random.Generator)
     worst, others = np.split(order, [most // 2])
     drawn: Indices = random.choice(others, most - len(worst), replace=False)
     return np.sort(np.concatenate([worst, drawn]))
-
-
-def _sampling_notes(shown: int, drawn: int, charted: int, queries: int) -> list[str]:
-    notes = []
-    if shown < queries:
-        notes.append(
-            f"Ranked lists are shown for {shown:,} of {queries:,} queries: half of them have the "
-            "lowest AP, the other half are drawn at random."
-        )
-    if drawn < queries:
-        notes.append(f"The curves are the mean of {drawn:,} queries drawn at random.")
-    if charted < queries:
-        notes.append(
-            f"The chart shows the AP of {charted:,} queries: these, and others drawn at random."
-        )
-    return notes
 
 
 def _metrics(rows: Mapping[str, Figures]) -> dict[str, dict[str, list[float]]]:

@@ -172,7 +172,8 @@ def _named(
         usual=usual or (lambda photos: tuple(settings)),
         variant=lambda word, photos: Variant(word, settings[word]),
         known=tuple(settings),
-        **study,
+        words=f"Variants, separated by commas: {', '.join(settings)}; or all.",
+        **{"words_default": ",".join(settings), **study},
     )
 
 
@@ -187,8 +188,6 @@ _ALL = (
         name="losses",
         title="Losses, everything else equal",
         about="Compare the AP loss with triplet and contrastive losses (Table 1).",
-        words="Losses, separated by commas: ap, tl-64, tl-512, tl-1024, contrastive, tie-aware, "
-        "fastap, smoothap, multi-similarity; or all.",
         words_default="ap, contrastive, and each tl-COUNT that the photos allow",
         varies=("loss", "triplet.tuples"),
     ),
@@ -241,8 +240,6 @@ _ALL = (
         name="balance",
         title="Class weights",
         about="Compare training with and without class weights (Figure 7).",
-        words="Variants, separated by a comma: weighted, unweighted.",
-        words_default="weighted,unweighted",
         varies=("class_weights",),
     ),
     _named(
@@ -250,8 +247,6 @@ _ALL = (
         name="ties",
         title="AP and tie-aware AP",
         about="Compare quantized AP (mAP_Q) with tie-aware AP (mAP_T) (Figure 8).",
-        words="Losses, separated by a comma: ap, tie-aware.",
-        words_default="ap,tie-aware",
         varies=("loss",),
     ),
 )

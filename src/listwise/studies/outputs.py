@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from listwise.files import write_csv, write_text
+from listwise.pages import render_text
 from listwise.studies.definitions import Variant
 from listwise.studies.plan import Outcome, StudyPlan, StudyResults
 from listwise.studies.plots import Panel, Point, Spread, draw
@@ -21,7 +22,7 @@ def write_outputs(study_plan: StudyPlan, results: StudyResults, command: str = "
     write_files(
         study_plan.out,
         study_plan.study.title,
-        [about(study_plan), table(study_plan, results)],
+        [render_text("study.md", plan=study_plan), table(study_plan, results)],
         [run.row() for run in results.outcomes],
         _panels(study_plan, results),
         command,
@@ -63,36 +64,6 @@ def write_files(
         parts.append(f"```sh\n{command}\n```\n")
     write_text(out / TABLE_FILE, "\n".join(parts))
     write_text(out / PLOT_FILE, draw(title, panels, axis))
-
-
-def about(study_plan: StudyPlan) -> str:
-    """Describe in a paragraph what all runs share."""
-    plan, config = study_plan.plan, study_plan.plan.config
-    rate = f"Learning rate {study_plan.rates[0]:g}."
-    if len(study_plan.rates) > 1:
-        tried = ", ".join(f"{rate:g}" for rate in study_plan.rates)
-        rate = (
-            f"Learning rates {tried}; each variant uses the one that is best in validation with "
-            "its first seed."
-        )
-    return (
-        f"{config.backbone} with {config.pooling}, crops of {config.crops.size} pixels. "
-        f"Training: {len(plan.train)} photos of {len(plan.train.class_names)} classes. "
-        f"Validation: {len(plan.validation)} photos of {len(plan.validation.class_names)} other "
-        f"classes. {_images_seen(study_plan)} {rate} "
-        "mAP in percent, mean ± sample standard deviation over seeds; "
-        "each run uses its best network in validation.\n"
-    )
-
-
-def _images_seen(study_plan: StudyPlan) -> str:
-    """Describe how many training images a run sees."""
-    seen = f"Each run sees {study_plan.images:,} training images."
-    more = [variant for variant in study_plan.variants if variant.effort != 1]
-    if not more:
-        return seen
-    names = " or ".join(variant.name for variant in more)
-    return f"{seen[:-1]}; a run of {names} sees {more[0].effort:.2f} times as many."
 
 
 def table(study_plan: StudyPlan, results: StudyResults) -> str:

@@ -1,15 +1,16 @@
 """The plan of a study: its runs, their settings and checks before training; their outcomes."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, Field
+
 from listwise.errors import InputError
-from listwise.files import read_json, write_text
+from listwise.files import FileHeader, read_json
 from listwise.settings import TrainConfig, make_config, merge, read_settings
 from listwise.studies.definitions import SCHEDULE, Study, TrainingSet, Variant
 from listwise.training import TrainPlan, prepare
@@ -212,8 +213,7 @@ def check_run(folder: Path, config: TrainConfig, plan: TrainPlan) -> None:
         raise InputError(f"{folder} is a run on other photos or labels: give another `out`")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(FileHeader):
     """The outcome of a training run; mAP values are from 0 to 1.
 
     Attributes:
@@ -234,6 +234,8 @@ class Outcome:
             file.
     """
 
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
     variant: str
     value: int | None
     seed: int
@@ -247,13 +249,12 @@ class Outcome:
     hyper_parameters: int
     seconds: float
     kept: bool = True
-    judged: dict[str, float] = field(default_factory=dict)
+    judged: dict[str, float] = Field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """Return the row of `results.csv`: names and values without nesting."""
-        row = asdict(self)
-        judged: dict[str, float] = row.pop("judged")
-        return row | {column_name(name): value for name, value in judged.items()}
+        row = self.model_dump(exclude={"judged", *FileHeader.model_fields})
+        return row | {column_name(name): value for name, value in self.judged.items()}
 
 
 @dataclass
@@ -278,20 +279,12 @@ def column_name(name: str) -> str:
     return f"{name.lower().replace(' ', '_')}_map"
 
 
-def write_outcome(run: Path, outcome: Outcome) -> None:
-    """Write `outcome.json`, which marks a run as finished."""
-    write_text(run / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
-
-
 def read_outcome(run: Path) -> Outcome | None:
     """Read the outcome of a run; None if the run is not finished."""
     path = run / OUTCOME_FILE
     if not path.exists():
         return None
-    content = read_study_json(path)
-    if content.keys() != {entry.name for entry in fields(Outcome)}:
-        raise InputError(f"{path} was not written by this version: give another `out`")
-    return Outcome(**content)
+    return Outcome.parse(path.read_bytes(), path, "remove it, or give another `out`")
 
 
 def read_study_json(path: Path) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from listwise.results import describe_benchmark
 from listwise.settings import TrainConfig
 from listwise.studies.definitions import HYPER_PARAMETERS, Variant
 from listwise.studies.plan import (
+    OUTCOME_FILE,
     STUDY_FILE,
     Outcome,
     StudyPlan,
     StudyResults,
     read_outcome,
     read_study_json,
-    write_outcome,
 )
 from listwise.training import Trainer
 from listwise.training.run import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
@@ -172,7 +172,7 @@ def run_study(
                     )
                 else:
                     view.skipped(number, study_plan.count, name)
-                runs.append(replace(run, kept=False))
+                runs.append(run.model_copy(update={"kept": False}))
                 results.outcomes.append(runs[-1])
                 if rate != tried[-1]:
                     on_found(results)
@@ -182,7 +182,7 @@ def run_study(
             folder = study_plan.folder(variant, seed, winner.learning_rate)
             model = partial(load_model, folder / MODEL_FOLDER, config.device)
             judged = evaluate(folder, variant.name, "the best in validation", model)
-            results.outcomes[place] = replace(winner, kept=True, judged=judged)
+            results.outcomes[place] = winner.model_copy(update={"kept": True, "judged": judged})
             on_found(results)
     return results
 
@@ -214,7 +214,8 @@ def _train(
         hyper_parameters=HYPER_PARAMETERS.get(str(config.loss), 1),  # a custom loss: the batch size
         seconds=result.seconds,
     )
-    write_outcome(folder, outcome)
+    # It marks the run as finished.
+    write_text(folder / OUTCOME_FILE, outcome.model_dump_json(indent=2) + "\n")
     # A checkpoint is three times as large as the network, and a finished run does not need it.
     (folder / CHECKPOINT_FILE).unlink(missing_ok=True)
     return outcome
