@@ -1,9 +1,7 @@
-"""Local features of a benchmark: extraction, ASMK* scores, and a search of the best quality."""
+"""Local features of a benchmark: extraction, and a search of the best quality."""
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +12,10 @@ from listwise.data import Images, image_size
 from listwise.data.catalog import Benchmark
 from listwise.errors import InputError
 from listwise.evaluation import Results, evaluate_scores
-from listwise.local.asmk import AsmkIndex
-from listwise.local.codebook import Codebook
 from listwise.local.extract import (
     Extractor,
     HessianAffine,
     extract_features,
-    open_extractor,
 )
 from listwise.local.rerank import MINIMUM, TOP
 from listwise.local.storage import FeatureFile
@@ -31,84 +26,6 @@ from listwise.search.refinement import DIFFUSED, diffuse
 
 COUNT: Final = 1000
 """Maximum number of Hessian-affine features per photo; an index stores about as many."""
-
-Scores = NDArray[np.floating]
-
-ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar with a title and a number of steps; yields a function that advances it."""
-
-
-@dataclass(frozen=True, eq=False)
-class LocalBenchmark:
-    """The local features of a benchmark; `describe_local_features` returns one.
-
-    Attributes:
-        name: kind of the features, DELF or HesAff-rSIFT.
-        folder: where features and index are stored.
-        queries: features of the queries, inside their boxes.
-        database: features of the database.
-        scores: ASMK* scores [Q, N].
-    """
-
-    name: str
-    folder: Path
-    queries: FeatureFile
-    database: FeatureFile
-    scores: Scores
-
-
-def describe_local_features(
-    benchmark: Benchmark,
-    codebook: str | Path,
-    folder: Path | None = None,
-    *,
-    delf: str | Path | None = None,
-    count: int | None = None,
-    device: str = "auto",
-    workers: int | None = None,
-    progress: ProgressBar = counting,
-    on_note: Callable[[str], object] = lambda note: None,
-) -> LocalBenchmark:
-    """Extract the local features of a benchmark, index its database, and search it with ASMK*.
-
-    Args:
-        benchmark: queries, database and ground truth.
-        codebook: codebook file, learned from other photos.
-        folder: where features and index are kept for the next call.
-        delf: folder of a DELF network; Hessian-affine features by default.
-        count: maximum number of features per photo.
-        device: cpu, cuda, cuda:1 ...; auto uses a GPU if present.
-        workers: number of processes; by default it depends on the cores.
-        progress: opens progress bars.
-        on_note: called with sentences for the user.
-    """
-    if benchmark.labelled:
-        raise InputError(
-            f"{benchmark.name} is a labelled set: give a benchmark with judged queries, like "
-            "roxford5k"
-        )
-    words = Codebook.load(codebook, device)
-    extractor = open_extractor(delf, count, device)
-    words.require(extractor.name)
-    place = folder or Path(f"local-{benchmark.name}-{'delf' if delf else 'hesaff'}")
-    with progress("extracting", benchmark.photo_count) as advance:
-        queries, database = describe_locally(
-            benchmark, extractor, place, workers=workers, on_progress=advance, on_note=on_note
-        )
-    with progress("indexing and searching", benchmark.photo_count) as advance:
-        index = AsmkIndex.create(place / f"index-{words.fingerprint[:12]}", words)
-        index.add_file(database, advance)
-        scores = np.zeros((len(queries), len(database)))
-        for row in range(len(queries)):
-            found = index.search(queries.read(row).descriptors, len(index))
-            for score, photo in zip(*found, strict=True):
-                if photo in database.positions:
-                    scores[row, database.positions[photo]] = score
-            advance(1)
-    size = index.info()["bytes_per_photo"]
-    on_note(f"{len(index)} photos indexed, {size / 1000:.1f} kB each")
-    name = "DELF" if delf else "HesAff-rSIFT"
-    return LocalBenchmark(name, place, queries, database, scores)
 
 
 def describe_locally(

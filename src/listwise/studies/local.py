@@ -1,6 +1,7 @@
 """Evaluate local features on a benchmark (the first rows of Table 2), alone and as re-ranking."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,20 @@ from listwise.data import image_size
 from listwise.data.catalog import Benchmark, find_dataset
 from listwise.descriptors import DescriptorFile, Model, extract, load_model
 from listwise.errors import InputError
+from listwise.local.asmk import AsmkIndex
+from listwise.local.codebook import Codebook
+from listwise.local.extract import open_extractor
 from listwise.local.rerank import MINIMUM, TOP
+from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verification
 from listwise.local.workers import Pair, verify_pairs
 from listwise.progress import counting
-from listwise.results.local import (
-    ProgressBar,
-    Scores,
-    benchmark_files,
-    describe_local_features,
-)
+from listwise.results.local import benchmark_files, describe_locally
 from listwise.results.report import ModelSearch
+
+Scores = NDArray[np.floating]
+ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+"""Opens a progress bar with a title and a number of steps; yields a function that advances it."""
 
 
 def evaluate_local(
@@ -64,22 +68,28 @@ def evaluate_local(
         The benchmark, and its results with each search method.
     """
     judged = find_dataset(benchmark, data).benchmark()
+    if judged.labelled:
+        raise InputError(
+            f"{judged.name} is a labelled set: give a benchmark with judged queries, like roxford5k"
+        )
     kept = {str(path): global_scores(judged, path) for path in descriptors}
-    local = describe_local_features(
-        judged,
-        codebook,
-        folder,
-        delf=delf,
-        count=count,
-        device=device,
-        workers=workers,
-        progress=progress,
-        on_note=on_note,
-    )
-    tables = {f"{local.name}-ASMK*": local.scores, **kept}
+    words = Codebook.load(codebook, device)
+    extractor = open_extractor(delf, count, device)
+    words.require(extractor.name)
+    place = folder or Path(f"local-{judged.name}-{'delf' if delf else 'hesaff'}")
+    with progress("extracting", judged.photo_count) as advance:
+        queries, images = describe_locally(
+            judged, extractor, place, workers=workers, on_progress=advance, on_note=on_note
+        )
+    index = AsmkIndex.create(place / f"index-{words.fingerprint[:12]}", words)
+    with progress("indexing and searching", judged.photo_count) as advance:
+        found = _asmk_scores(index, queries, images, advance)
+    size = index.info()["bytes_per_photo"]
+    on_note(f"{len(index)} photos indexed, {size / 1000:.1f} kB each")
+    tables = {f"{'DELF' if delf else 'HesAff-rSIFT'}-ASMK*": found, **kept}
     for path in models:
         network = load_model(path, device)
-        own = local.folder / f"model-{network.fingerprint[:12]}"
+        own = place / f"model-{network.fingerprint[:12]}"
         with progress(f"describing with {path}", judged.photo_count) as advance:
             tables[str(path)] = global_scores(
                 judged, own, network, workers=workers, on_progress=advance, on_note=on_note
@@ -88,7 +98,7 @@ def evaluate_local(
     if verify:
         pairs = {pair for table in tables.values() for pair in first_pairs(table)}
         with progress("verifying", len(pairs)) as advance:
-            verified = verify_pairs(local.queries, local.database, pairs, workers, advance)
+            verified = verify_pairs(queries, images, pairs, workers, advance)
     searches = []
     for name, table in tables.items():
         searches.append(ModelSearch.of_scores(name, table, judged.judged))
@@ -97,6 +107,23 @@ def evaluate_local(
             reranked, points = rerank_scores(table, used), partial(_points, used)
             searches.append(ModelSearch.of_scores(f"{name} + SP", reranked, judged.judged, points))
     return judged, searches
+
+
+def _asmk_scores(
+    index: AsmkIndex,
+    queries: FeatureFile,
+    database: FeatureFile,
+    on_progress: Callable[[int], object],
+) -> Scores:
+    """Add the database to an index, and return the ASMK* scores of the queries: [Q, N]."""
+    index.add_file(database, on_progress)
+    scores = np.zeros((len(queries), len(database)))
+    for row, query in enumerate(queries):
+        for score, photo in zip(*index.search(query.descriptors, len(index)), strict=True):
+            if photo in database.positions:
+                scores[row, database.positions[photo]] = score
+        on_progress(1)
+    return scores
 
 
 def first_pairs(table: Scores) -> list[Pair]:
