@@ -6,7 +6,6 @@ new process needs to load them. Nothing that takes long to import is imported he
 
 import json
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,11 +106,6 @@ def search_by_server(
     # results ahead that are not among these 100.
     some = options["rerank"] and any(hit["inliers"] is None for hit in results[:100])
     return None if some and answer["verified"] < 100 else results
-
-
-def new_instance() -> str:
-    """Return a random text that identifies a server."""
-    return secrets.token_hex(8)
 
 
 def _folder() -> Path | None:

@@ -31,7 +31,7 @@ def test_the_demo_trains_and_compares(listwise, monkeypatch, tmp_path, toy_landm
         def small(folder, **_):
             return shutil.copytree(toy_landmarks, folder)
 
-        monkeypatch.setattr(steps, "make_toy_landmarks", small)
+        monkeypatch.setattr("listwise.demo.make_toy_landmarks", small)
         monkeypatch.setattr(steps, "SETTINGS", steps.SETTINGS | SMALL)
     code, out, err = listwise("demo", "--folder", "here")
     assert (code, err) == (0, "")

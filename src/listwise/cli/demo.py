@@ -29,23 +29,25 @@ def demo(output: Output, *, folder: Path = Path("listwise-demo"), seed: int = 0)
     Example:
       listwise demo --folder /tmp/demo
     """
+    from listwise.demo import make_toy_landmarks
     from listwise.demo.steps import Demo
     from listwise.descriptors import Model, load_model
     from listwise.models import RetrievalNet
+    from listwise.results import describe_benchmark
     from listwise.results.report import figures_of
     from listwise.training.view import LiveTrainView
 
     steps = Demo(folder, seed)
     with stoppable():
         with total_bar(output.console, "drawing toy landmarks") as report:
-            steps.draw_photos(report)
+            make_toy_landmarks(steps.photos, seed=seed, progress=report)
         output.say(f"the toy landmarks are in {steps.photos}")
         plan = steps.plan()
         output.show_plan(plan)
         trainer = steps.trainer(plan, LiveTrainView(output.console))
         assert isinstance(trainer.net, RetrievalNet)
         with output.console.status("searching with the network before training"):
-            before = steps.describe(Model(trainer.net))
+            before = describe_benchmark(Model(trainer.net), steps.benchmark())
         result = trainer.fit()
         with output.console.status("building an index of the photos with the trained network"):
             after = steps.make_index(load_model(result.model, plan.config.device))

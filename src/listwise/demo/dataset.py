@@ -4,7 +4,7 @@ import csv
 import json
 import pickle
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +80,8 @@ def make_toy_landmarks(
             made = Path(workshop) / "new"
             (made / TOY_PHOTOS).mkdir(parents=True)
             boxes: dict[str, Box] = {}
-            with closing(_take_photos(made / TOY_PHOTOS, tasks, workers)) as drawn:
+            draw, count = partial(_run, made / TOY_PHOTOS), workers or core_count()
+            with closing(map_in_processes(draw, tasks, count)) as drawn:
                 for found in drawn:
                     boxes |= found
                     progress(len(boxes), total)
@@ -136,14 +137,6 @@ def _tasks(buildings: int, views: int, seed: int) -> Iterator[_Task]:
     for block in range(benchmark):
         kinds = ["easy"] * (views // 2)
         yield _Task("distractor", f"street{block:03d}", None, kinds, [seed, 3, block])
-
-
-def _take_photos(
-    folder: Path, tasks: list[_Task], workers: int | None
-) -> Generator[dict[str, Box], None, None]:
-    """Draw and save photos; yield the boxes of the buildings in those of each task."""
-    draw, count = partial(_run, folder), core_count() if workers is None else workers
-    yield from map(draw, tasks) if count == 1 else map_in_processes(draw, tasks, count)
 
 
 def _run(folder: Path, task: _Task) -> dict[str, Box]:

