@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d, Conv2dSame, pad_same
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 # Exactly these classes: a subclass may compute something else.
 CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
@@ -125,8 +124,8 @@ class FoldedConv(nn.Module):
         super().__init__()
         self.conv, self.norm = conv, norm
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """Compute feature maps in channels-last order: [B, I, h, w] -> [B, O, H, W]."""
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Return the weights, in channels-last order, and the bias of the convolution."""
         conv, norm = self.conv, self.norm
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -137,8 +136,12 @@ class FoldedConv(nn.Module):
         bias = norm.bias - mean * scale if norm.affine else -mean * scale
         weight = conv.weight * scale.view(-1, 1, 1, 1)
         # One copy casts the weights and changes their order.
-        weight = weight.to(compute_dtype(weight), memory_format=torch.channels_last)
-        padding = conv.padding
+        return weight.to(compute_dtype(weight), memory_format=torch.channels_last), bias
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute feature maps in channels-last order: [B, I, h, w] -> [B, O, H, W]."""
+        conv, padding = self.conv, self.conv.padding
+        weight, bias = self.weights()
         if isinstance(conv, Conv2dSame):
             maps, padding = pad_same(maps, conv.kernel_size, conv.stride, conv.dilation), (0, 0)
         elif can_use_blocks(weight, conv.stride, padding, conv.dilation, conv.groups):
@@ -231,10 +234,10 @@ def folded_copy(net: nn.Module) -> nn.Module:
     Batch norm is folded into convolutions with constant weights; the copy shares everything else.
     """
     twin = sharing_copy(net).eval()
-    for conv, norm, conv_place, norm_place in find_pairs(twin):
-        one = fuse_conv_bn_eval(conv, norm).to(memory_format=torch.channels_last)
-        # Autocast keeps the cast weights only of layers that could be trained.
-        setattr(*conv_place, one.requires_grad_(True))
+    for conv, norm, _, norm_place in find_pairs(twin):
+        weight, bias = FoldedConv(conv, norm).weights()
+        # Parameters, because autocast keeps the cast weights only of layers that could be trained.
+        conv.weight, conv.bias = nn.Parameter(weight), nn.Parameter(bias)
         setattr(*norm_place, _rest(norm))
     return twin
 
