@@ -57,8 +57,8 @@ LONG = {
 multiprocessing.set_forkserver_preload(
     [
         "listwise.local.asmk",
-        "listwise.search.folder.generations",
-        "listwise.search.milvus.generations",
+        "listwise.search.folder.store",
+        "listwise.search.milvus.store",
         "listwise.training",
         "torch.utils.tensorboard",
         "listwise.api",

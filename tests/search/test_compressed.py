@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from listwise.search import exact_search
-from listwise.search.entries import Entry, NewEntries, entry_key
+from listwise.search.entries import (
+    Entry,
+    NewEntries,
+    damaged_entries,
+    descriptor_sums,
+    entry_key,
+)
 from listwise.search.exact import ExactIndex, ExactNeighbors
+from listwise.search.folder import method
 from listwise.search.folder import table as folder_table
-from listwise.search.folder import tuning
 from listwise.search.folder.compressed import compressed_memory, trained_index
+from listwise.search.folder.descriptors import Descriptors
+from listwise.search.folder.method import SearchState
 from listwise.search.folder.store import FolderStore
-from listwise.search.methods import SearchIntent
+from listwise.search.methods import SearchIntent, TuningResult
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader
 
@@ -110,7 +118,7 @@ def test_changes_are_searched_at_once_and_after_opening(
     def never(*arguments: object) -> None:
         raise AssertionError("the lists were made anew")
 
-    monkeypatch.setattr(tuning, "trained_index", never)
+    monkeypatch.setattr(method, "trained_index", never)
     reader = open_store(folder)
     queries = clustered(np.random.default_rng(2), 30)
     nearest = reader.search(queries[:1], 1)[1][0, 0]
@@ -179,7 +187,7 @@ def test_a_full_disk_is_a_warning(
 def test_what_was_chosen_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "set_probes", None)  # nothing is measured again
+        patch.setattr(method, "set_probes", None)  # nothing is measured again
         with open_store(folder) as index:
             tuned = index.method.tune(LITTLE)
     assert saved(folder) == before
@@ -226,28 +234,48 @@ def test_it_changes_by_itself_when_opened(
 ) -> None:
     with create_store(tmp_path / "index", header()) as index:
         index.put(entries(0, rows))
-    monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim, enough: 1e6)
+    monkeypatch.setattr(method, "_SLOWEST", 1)
+    monkeypatch.setattr(method, "_EXACT_MILLISECONDS", 1e-6)
     with open_store(tmp_path / "index") as index:
         index.search(rows[:1], 1)
         assert index.info()["method"].startswith("compressed")
     assert "building a compressed search" in caplog.text
 
 
-def test_exact_where_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "exact_milliseconds", lambda entries, dim, enough: entries / 1000)
-    monkeypatch.setattr(tuning, "machine_memory", lambda: 2**33)
-    will = tuning.exact_will_do
-    assert will(SearchIntent(), 100_000, 1024)
-    assert not will(SearchIntent(), 100_001, 1024)
-    assert will(SearchIntent(), 200_000, 1024, is_exact=True)
-    assert not will(SearchIntent(), 200_001, 1024, is_exact=True)
-    assert not will(SearchIntent(), 100_000, 2**14)  # more than half of the memory
-    assert will(SearchIntent(memory=2**34), 100_000, 2**14)
-    assert not will(SearchIntent(memory=2**27), 100_000, 1024)
-    assert will(SearchIntent(milliseconds=300), 300_000, 1024)
-    assert not will(SearchIntent(milliseconds=10), 11_000, 1024, is_exact=True)
-    assert will(SearchIntent(recall=1), 900_000, 1024)
-    assert not will(SearchIntent(recall=1, milliseconds=10), 900_000, 1024)
+def test_exact_where_that_will_do(
+    tmp_path: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(method, "machine_memory", lambda: 2**33)
+    descriptors = Descriptors(tmp_path / "rows", DIM, damaged_entries)
+    (tmp_path / "rows").write_bytes(rows.tobytes())
+    keys = np.arange(len(rows))
+    descriptors.update(keys, descriptor_sums(keys, rows), keys[:0])
+
+    def exact(spent: float = 99.0, usual: float = 100.0, **limits: float) -> bool:
+        monkeypatch.setattr(method, "median_milliseconds", lambda search, queries: spent)
+        return method.exact_result(SearchIntent(**limits), descriptors, usual) is not None
+
+    def known(tuned: float, times: int, **limits: float) -> bool:
+        result = TuningResult("exact", 1.0, tuned, 1)
+        state = SearchState(intent=limits, tuned=result, entries=len(rows) // times)
+        return method.exact_is_known_to_do(state, descriptors)
+
+    assert exact()
+    assert not exact(101.0)
+    assert exact(199.0, 200.0)
+    assert exact(299.0, milliseconds=300)
+    assert not exact(11.0, milliseconds=10)
+    assert exact(900.0, recall=1)
+    assert not exact(900.0, recall=1, milliseconds=10)
+    assert not exact(memory=2**18)
+    assert known(1e9, 1)  # so few are searched fast anywhere
+    monkeypatch.setattr(method, "_SLOWEST", 1)
+    assert known(99.0, 2)
+    assert not known(101.0, 2)
+    assert not known(11.0, 1, milliseconds=10)
+    monkeypatch.setattr(method, "machine_memory", lambda: 2**19)
+    assert not exact()
+    assert not known(1.0, 1)
 
 
 def test_what_cannot_be_met_is_said(tmp_path: Path, rows: np.ndarray) -> None:
@@ -277,7 +305,7 @@ def test_codes_follow_descriptors_to_another_file(
     folder: Path, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_table, "_SLACK", 0)
-    monkeypatch.setattr(tuning, "trained_index", None)  # the lists stay
+    monkeypatch.setattr(method, "trained_index", None)  # the lists stay
     queries = clustered(np.random.default_rng(2), 50)
     [before] = folder.glob("descriptors-*")
     with open_store(folder) as index, open_store(folder) as reader:

@@ -17,8 +17,8 @@ from listwise.search.entries import Entry, NewEntries, entry_key
 from listwise.search.methods import SearchIntent
 from listwise.search.milvus import connection
 from listwise.search.milvus.connection import Connection, parse_place
+from listwise.search.milvus.method import EXACT, fast
 from listwise.search.milvus.rows import THUMBNAIL_BYTES
-from listwise.search.milvus.tuning import EXACT, fast
 from listwise.search.opening import create_store, open_store, store_exists
 from listwise.search.store import IndexHeader
 

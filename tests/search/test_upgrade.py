@@ -21,7 +21,7 @@ from listwise.search import (
     upgrading,
 )
 from listwise.search.methods import SearchIntent
-from listwise.search.milvus import generations as milvus
+from listwise.search.milvus import store as milvus
 from listwise.search.opening import open_store
 
 PHOTOS = 10

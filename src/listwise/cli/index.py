@@ -548,7 +548,7 @@ def _open_store(index: str) -> "Store":
     require_index(index)
     if "://" not in index and not index.rstrip("/").endswith(".db"):
         with requires("index", "an index in a folder"):
-            from listwise.search.folder.generations import FolderGenerations
+            from listwise.search.folder.store import FolderGenerations
 
         if FolderGenerations.exists(index):
             return FolderGenerations.open_index(index)

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from listwise.search.filling import Added, add_descriptors, add_photos
     from listwise.search.filters import Facet, Filter, parse_filter
     from listwise.search.generation import Generation, header_of
-    from listwise.search.generations import IndexUpgradedError
     from listwise.search.hits import Hit
     from listwise.search.index import Index
-    from listwise.search.index_marks import IndexMarks
     from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
     from listwise.search.methods import SearchIntent
     from listwise.search.opening import check_index, create_store, open_index, open_store
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
         refined_search,
         superglobal_scores,
     )
-    from listwise.search.store import IndexHeader, Store
-    from listwise.search.stored_marks import ClassProgress, Suggestion
+    from listwise.search.store import IndexHeader, IndexUpgradedError, Store
+    from listwise.search.stored_marks import ClassProgress, IndexMarks, Suggestion
     from listwise.search.upgrading import ResultChange, UpgradeChanges, UpgradeResult
 
 __all__ = ["Added", "CheckResult", "ClassProgress", "Conflict", "DamagedIndexError"]
@@ -47,7 +45,7 @@ __all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_se
 __all__ += ["superglobal_scores"]
 
 _MODULES = ["checking", "duplicates", "entries", "exact", "filling", "filters"]
-_MODULES += ["generation", "generations", "hits", "index", "index_marks", "marks", "methods"]
+_MODULES += ["generation", "hits", "index", "marks", "methods"]
 _MODULES += ["opening", "options", "refinement", "store", "stored_marks", "upgrading"]
 
 

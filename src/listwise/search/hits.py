@@ -22,6 +22,7 @@ from listwise.search.entries import (
     key_of,
     list_names,
 )
+from listwise.search.exact import without_itself
 from listwise.search.filters import Filter
 from listwise.search.generation import Generation
 from listwise.search.options import SearchOptions
@@ -249,10 +250,9 @@ def find_marked(store: Store, same: Names, different: Names) -> tuple[list[Entry
 
 def nearest_others(store: Store, keys: Keys, k: int) -> Iterator[list[tuple[int, float]]]:
     """The k nearest other entries of each of these entries, best first: keys with scores."""
-    scores, found = store.search(store.vectors(keys), k + 1)
-    for own, row, values in zip(keys.tolist(), found.tolist(), scores.tolist(), strict=True):
-        pairs = zip(row, values, strict=True)
-        yield [(key, score) for key, score in pairs if key >= 0 and key != own][:k]
+    scores, found = without_itself(*store.search(store.vectors(keys), k + 1), keys, k)
+    for row, values in zip(found.tolist(), scores.tolist(), strict=True):
+        yield [(key, score) for key, score in zip(row, values, strict=True) if key >= 0]
 
 
 def _search(

@@ -40,13 +40,12 @@ from listwise.search.filling import (
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation
-from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Hit, Query, find_entries
-from listwise.search.index_marks import IndexMarks, checked_text
 from listwise.search.methods import Note, SearchIntent, TuningResult
 from listwise.search.options import SearchOptions
 from listwise.search.searching import Searcher
-from listwise.search.store import IndexHeader, Store
+from listwise.search.store import IndexHeader, IndexUpgradedError, Store
+from listwise.search.stored_marks import IndexMarks, checked_text
 from listwise.search.upgrading import (
     UpgradeChanges,
     UpgradeOptions,
@@ -75,7 +74,7 @@ class Index(AbstractContextManager["Index"]):
 
     def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
         self.generation = Generation(store, model, device)
-        self.marks = IndexMarks(self)
+        self.marks = IndexMarks(lambda: self.generation)
         self._searcher = Searcher()
 
     @property

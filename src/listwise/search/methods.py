@@ -82,6 +82,11 @@ class MethodState(BaseModel):
     intent: SearchIntent = SearchIntent()
     tuned: TuningResult | None = None
 
+    @property
+    def name(self) -> str:
+        """The method in words."""
+        return "exact"
+
 
 class SearchMethod(ABC):
     """The search method of a store."""
@@ -98,6 +103,6 @@ class SearchMethod(ABC):
     def facts(self) -> dict[str, Any]:
         """The intent, the method and its measurements as JSON values."""
         state = self.state
-        unknown = {"method": "exact, not measured", "recall": None, "milliseconds": None}
+        unknown = {"method": f"{state.name}, not measured", "recall": None, "milliseconds": None}
         measured = asdict(state.tuned) if state.tuned else {**unknown, "memory": None}
         return {"intent": state.intent.model_dump(mode="json"), **measured}

@@ -13,9 +13,8 @@ from listwise.models.backbone import choose_backbone
 from listwise.optional import requires
 from listwise.search.checking import CheckResult
 from listwise.search.generation import header_of
-from listwise.search.generations import Generations
 from listwise.search.index import Index
-from listwise.search.store import IndexHeader, Store
+from listwise.search.store import Generations, IndexHeader, Store
 
 
 def open_index(
@@ -154,7 +153,7 @@ def _engine(uri: str) -> tuple[type[Generations], str]:
     # A file of milvus-lite is a folder, and shells complete folders with a slash.
     file = uri.rstrip("/").endswith(".db")
     if file or uri.startswith("milvus://"):
-        from listwise.search.milvus.generations import MilvusGenerations
+        from listwise.search.milvus.store import MilvusGenerations
 
         return MilvusGenerations, uri.rstrip("/") if file else uri
     if "://" in uri:
@@ -162,7 +161,7 @@ def _engine(uri: str) -> tuple[type[Generations], str]:
             f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
         )
     with requires("index", "an index in a folder"):
-        from listwise.search.folder.generations import FolderGenerations
+        from listwise.search.folder.store import FolderGenerations
 
     return FolderGenerations, uri
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from listwise.blocks import Database, Vectors, as_queries
 from listwise.errors import InputError
-from listwise.search.exact import ExactIndex
+from listwise.search.exact import ExactIndex, without_itself
 from listwise.search.options import RefineMethod
 
 DIFFUSED = 5000
@@ -92,23 +92,9 @@ def database_augmentation(
         block = as_queries(vectors[start : start + _ROWS])
         scores, positions = neighbors.search(block, k + 1)
         own = np.arange(start, start + len(block))
-        scores, positions = _without_itself(scores, positions, own, k)
+        scores, positions = without_itself(scores, positions, own, k)
         found[start : start + _ROWS] = _expanded(block, neighbors, scores, positions, alpha)
     return found
-
-
-def _without_itself(
-    scores: Vectors, positions: NDArray[np.int64], own: NDArray[np.int64], k: int
-) -> tuple[Vectors, NDArray[np.int64]]:
-    """Keep the first k neighbors other than the descriptor itself.
-
-    The descriptor is not always in its own list: copies of it may come first, and an index may
-    not be exact.
-    """
-    itself = positions == own[:, None]
-    order = np.argsort(itself, axis=1, kind="stable")[:, :k]
-    positions = np.where(itself, -1, positions)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
 
 
 def _expanded(

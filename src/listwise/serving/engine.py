@@ -27,11 +27,10 @@ from listwise.local.features import LARGE, Features
 from listwise.local.rerank import PhotoPart, Reranker
 from listwise.machine import core_count
 from listwise.search.generation import Generation
-from listwise.search.generations import IndexUpgradedError
 from listwise.search.hits import Query, SearchResult
 from listwise.search.index import Index
 from listwise.search.searching import Searcher, network_pixels
-from listwise.search.store import Store
+from listwise.search.store import IndexUpgradedError, Store
 from listwise.serving.server import Limits
 
 REFRESH_SECONDS = 1.0

@@ -6,8 +6,9 @@ next change writes over them.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,35 +31,6 @@ def append_rows(path: Path, rows: Float32, start: int) -> None:
         file.write(np.ascontiguousarray(rows, np.float32).tobytes())
         file.flush()
         os.fsync(file.fileno())
-
-
-Read = Callable[[int], tuple[Keys, Float32]]
-"""Reads one part of the rows: positions [n], -1 for rows that are not searched, and rows [n, C]."""
-
-
-def search_parts(
-    parts: Iterable[int], read: Read, queries: Float32, k: int
-) -> tuple[Float32, Keys]:
-    """Find the k nearest rows of all parts: [Q, C] -> scores and positions, best first, [Q, k].
-
-    If there are fewer rows, the remaining positions are -1 and their scores -inf. It runs on all
-    cores.
-    """
-
-    def nearest(part: int) -> tuple[Float32, Keys]:
-        positions, rows = read(part)
-        scores = _products(queries, rows)
-        scores[:, positions < 0] = -np.inf
-        left = max(0, len(rows) - k)
-        found = np.argpartition(scores, left, axis=1)[:, left:]
-        return np.take_along_axis(scores, found, 1), positions[found]
-
-    best = np.full((len(queries), k), -np.inf, np.float32)
-    found = np.full((len(queries), k), -1, np.int64)
-    with ThreadPoolExecutor(core_count(), initializer=_use_one_core) as pool:
-        for scores, positions in pool.map(nearest, parts):
-            best, found = best_of(np.hstack([best, scores]), np.hstack([found, positions]), k)
-    return best, found
 
 
 def _products(queries: Float32, rows: Float32) -> Float32:
@@ -142,15 +114,26 @@ class Descriptors:
         positions = np.arange(len(self.keys)) if among is None else among
         alive, rows = self.alive, self._mapped()
 
-        def read(start: int) -> tuple[Keys, Float32]:
+        def nearest(queries: Float32, k: int, start: int) -> tuple[Float32, Keys]:
+            """The best of the rows that are read together."""
             some = positions[start : start + self._height]
             # Not a copy; there may be more rows now, of a later commit.
             block = rows[start : start + len(some)] if among is None else rows[some]
             self._compare(some, block)
-            return np.where(alive[some], some, -1), block
+            scores = _products(queries, block)
+            scores[:, ~alive[some]] = -np.inf
+            left = max(0, len(block) - k)
+            found = np.argpartition(scores, left, axis=1)[:, left:]
+            return np.take_along_axis(scores, found, 1), np.where(alive[some], some, -1)[found]
 
-        def search(some: Float32, k: int) -> tuple[Float32, Keys]:
-            return search_parts(range(0, len(positions), self._height), read, some, k)
+        def search(queries: Float32, k: int) -> tuple[Float32, Keys]:
+            best = np.full((len(queries), k), -np.inf, np.float32)
+            found = np.full((len(queries), k), -1, np.int64)
+            starts = range(0, len(positions), self._height)
+            with ThreadPoolExecutor(core_count(), initializer=_use_one_core) as pool:
+                for scores, places in pool.map(partial(nearest, queries, k), starts):
+                    best, found = best_of(np.hstack([best, scores]), np.hstack([found, places]), k)
+            return best, found
 
         number = int(alive[positions].sum())
         return search_in_parts(search, queries, min(k, number), _QUERIES)

@@ -12,7 +12,7 @@ TABLE = "CREATE TABLE marks (number INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT
 _QUERIES = "queries"  # the folder of the photos of marked queries
 
 
-class MarkTable(MarkLog):
+class FolderMarks(MarkLog):
     """The table of the marks in the database of an index in the folder `root`."""
 
     def __init__(self, root: Path, database: Database) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,7 @@ from listwise.search.entries import (
 from listwise.search.folder import filtering
 from listwise.search.folder.database import Database, read_settings, write_settings
 from listwise.search.folder.descriptors import Descriptors, append_rows
-from listwise.search.store import IndexHeader
-
-if TYPE_CHECKING:
-    from listwise.search.folder.generations import FolderGenerations
+from listwise.search.store import Generations, IndexHeader
 
 SUMS = ("thumbnail_sum", "local_sum")
 CONTENTS = {  # columns that have a table of their own
@@ -68,8 +65,8 @@ class Table:
         version: the commit that the descriptors are of.
     """
 
-    def __init__(self, generations: "FolderGenerations") -> None:
-        self.uri, self.root, self.number = generations.uri, generations.root, generations.number
+    def __init__(self, root: Path, generations: Generations) -> None:
+        self.uri, self.root, self.number = generations.uri, root, generations.number
         self.database = Database(database_path(self.root, self.number), self.uri)
         self.dim = self.header().dim
         self.version = 0
@@ -91,8 +88,7 @@ class Table:
         """A transaction of a change, and the settings, which it may change."""
         with self.database.writing() as connection:
             # A switch holds back changes, so the generation stays the current one meanwhile.
-            if not self._generations.aside:
-                self._generations.check_current()
+            self._generations.check_current()
             settings = read_settings(connection, self.uri)
             try:
                 yield connection, settings

@@ -19,6 +19,8 @@ _PORT = 19530
 MOST = 16384  # maximum rows per answer of a server
 KEYS = 1 << 63  # all keys are smaller
 _COLLECTION = "listwise"  # name of the only collection in a file
+SESSION = "Session"  # a read sees the writes of this process
+STRONG = "Strong"  # a read sees the writes of all processes
 
 Field = tuple[str, str, dict[str, int]]
 """A field of a collection: its name, type and options."""
@@ -149,12 +151,27 @@ class Connection:
         if self.call("get_load_state")["state"].name != "Loaded":
             self.call("load_collection", timeout=None)
 
+    def query(self, fields: list[str], level: str = SESSION, **which: Any) -> list[dict[str, Any]]:
+        """Read fields of the rows that a filter or a list of ids selects."""
+        return list(self.call("query", output_fields=fields, consistency_level=level, **which))
+
+    def count(self, condition: str = "", level: str = SESSION) -> int:
+        """The number of rows that match a condition, or of all."""
+        return int(self.query(["count(*)"], level, filter=condition)[0]["count(*)"])
+
+    def wait_for_writes(self) -> None:
+        """Wait until reads see the writes of every process.
+
+        Reads of this process wait for its own upserts, but not for its own deletions.
+        """
+        self.count(level=STRONG)
+
     def walk(
         self,
         fields: list[str],
         condition: str = "",
         width: int = KEYS,
-        level: str = "Session",
+        level: str = SESSION,
     ) -> Iterator[list[dict[str, Any]]]:
         """Read fields of all rows that match a condition, window by window, in order of their keys.
 
@@ -167,13 +184,7 @@ class Connection:
             stop = start + width
             # Milvus does not accept a number as large as the end.
             end = f" and key < {stop}" if stop < KEYS else ""
-            rows = self.call(
-                "query",
-                filter=f"key >= {start}{end}{matching}",
-                limit=MOST,
-                output_fields=fields,
-                consistency_level=level,
-            )
+            rows = self.query(fields, level, filter=f"key >= {start}{end}{matching}", limit=MOST)
             if len(rows) == MOST:
                 width //= 2
                 continue

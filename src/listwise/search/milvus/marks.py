@@ -6,7 +6,7 @@ from itertools import chain
 from listwise.errors import InputError
 from listwise.search.entries import in_parts
 from listwise.search.marks import Mark, MarkLog, Undo, write_line
-from listwise.search.milvus.connection import Connection, Field
+from listwise.search.milvus.connection import STRONG, Connection, Field
 
 _PART = 500  # lines per message
 _TEXT = 65535  # maximum bytes of a text in Milvus
@@ -18,7 +18,7 @@ _FIELDS: list[Field] = [
 ]
 
 
-class MarkRows(MarkLog):
+class MilvusMarks(MarkLog):
     """The collection of the marks of an index; it is created with the first mark."""
 
     def __init__(self, connection: Connection) -> None:
@@ -44,7 +44,7 @@ class MarkRows(MarkLog):
         if not self._open():
             return {}
         fields = ["key", "order", "line"]
-        windows = self._connection.walk(fields, level="Strong")
+        windows = self._connection.walk(fields, level=STRONG)
         rows = list(chain.from_iterable(windows))
         rows.sort(key=lambda row: (row["order"], row["key"]))
         return {f"mark {row['key']}": row["line"] for row in rows}

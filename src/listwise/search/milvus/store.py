@@ -1,11 +1,17 @@
-"""An index in Milvus: a server, a cluster, or a file of milvus-lite."""
+"""An index in Milvus: a server, a cluster, or a file of milvus-lite.
+
+Each generation is a collection. The record of the generations is a property of the first one.
+"""
 
 import base64
 import json
 import math
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,14 +33,23 @@ from listwise.search.entries import (
     possible_keys,
     with_attribute,
 )
-from listwise.search.exact import best_of
 from listwise.search.filters import Filter, unknown_attribute
-from listwise.search.milvus.connection import KEYS, MOST
-from listwise.search.milvus.marks import MarkRows
-from listwise.search.milvus.rows import MESSAGE, as_rows, exists, to_expression
-from listwise.search.milvus.tuning import EXACT, MilvusMethod
+from listwise.search.milvus.connection import (
+    KEYS,
+    MOST,
+    SESSION,
+    Connection,
+    Place,
+    parse_place,
+)
+from listwise.search.milvus.marks import MilvusMarks
+from listwise.search.milvus.method import EXACT, SEARCH, MilvusMethod, MilvusState, search_among
+from listwise.search.milvus.rows import FIELDS, MESSAGE, as_rows, exists, fields, to_expression
 from listwise.search.store import (
+    GenerationRecord,
+    Generations,
     IndexHeader,
+    IndexUpgradedError,
     Rows,
     Store,
     Values,
@@ -43,17 +58,16 @@ from listwise.search.store import (
     with_contents,
 )
 
-if TYPE_CHECKING:
-    from listwise.search.milvus.generations import MilvusGenerations
-
 HEADER = "listwise.header"  # property of the collection
 _NAMED = 1000  # maximum keys or digests per request
 _FEW = 1000  # entries that match a filter and are compared exactly
 _ROW = 128 << 10  # bytes of texts that an entry rarely exceeds; servers accept 64 MiB
 _WINDOW = 4096  # expected keys per step when all keys are read
-_SESSION = "Session"  # a read sees the writes of this process
-_STRONG = "Strong"  # a read sees the writes of all processes
 _SCORE = 1.5  # times the norm of the query: no search of unit descriptors scores more
+_RECORD = "listwise.generations"  # property of the collection of generation 0
+_OWNER = "listwise.generation_of"  # property of the collection of another generation
+_PAUSE = 60.0  # seconds after which a pause is one of a killed process
+_POLL = 0.1  # seconds between two looks at the record during a pause
 
 
 class MilvusStore(Store):
@@ -71,16 +85,16 @@ class MilvusStore(Store):
     def __init__(self, generations: "MilvusGenerations") -> None:
         self.uri, self.generations = generations.uri, generations
         self.connection = generations.base.generation(generations.number)
-        self.mark_log = MarkRows(generations.base)
+        self.mark_log = MilvusMarks(generations.base)
         self._names: set[str] = set()  # attributes that entries are known to have
         self.header = self._read_header()
-        self.method = MilvusMethod(self)
-        self.wait_for_writes()
+        self.method = MilvusMethod(self, self.connection)
+        self.connection.wait_for_writes()
         # Entries per message.
         self._together = max(1, MESSAGE // (4 * self.header.dim + _ROW))
 
     def __len__(self) -> int:
-        return self._count(_SESSION)
+        return self.connection.count()
 
     def put(self, new: NewEntries) -> None:
         """Write entries; they replace entries with the same keys.
@@ -110,7 +124,7 @@ class MilvusStore(Store):
                     self.connection.call("delete", ids=present)
                 removed += len(present)
         if removed:
-            self.wait_for_writes()
+            self.connection.wait_for_writes()
         self._names = set()
         return removed
 
@@ -133,7 +147,7 @@ class MilvusStore(Store):
         expression = "" if where is None else self._expression(where)
         found = [np.zeros(0, np.int64)]
         left = math.inf if most is None else most
-        width = KEYS // max(1, self._count(_SESSION, expression)) * _WINDOW
+        width = KEYS // max(1, self.connection.count(expression)) * _WINDOW
         for rows in self.connection.walk(["key"], expression, width):
             found.append(np.array([row["key"] for row in rows], np.int64))
             left -= len(rows)
@@ -147,7 +161,7 @@ class MilvusStore(Store):
 
     def count(self, where: Filter | None = None) -> int:
         """The number of entries that match a filter, or of all."""
-        return self._count(_SESSION, "" if where is None else self._expression(where))
+        return self.connection.count("" if where is None else self._expression(where))
 
     def store_local(self) -> None:
         """Store local features of photos from now on; the header says so."""
@@ -177,9 +191,9 @@ class MilvusStore(Store):
         expression = "" if where is None else self._expression(where)
         count = None
         if where is not None:
-            count = self._count(_SESSION, expression)
+            count = self.connection.count(expression)
             if count <= _FEW and self.method.state.index != EXACT:
-                return self.search_among(vectors, k, self.keys(where))
+                return search_among(self, vectors, k, self.keys(where))
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
         width = 0
@@ -223,12 +237,12 @@ class MilvusStore(Store):
         """Read the changes of other processes."""
         self.header = self._read_header()
         self.method.refresh()
-        self.wait_for_writes()
+        self.connection.wait_for_writes()
         self._names = set()
 
     def versions(self) -> tuple[Keys, Keys]:
         """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
-        self.wait_for_writes()
+        self.connection.wait_for_writes()
         return super().versions()
 
     def close(self) -> None:
@@ -247,41 +261,15 @@ class MilvusStore(Store):
         if not (np.abs(scores) <= most).all():
             raise damage(self.uri, f"a search returned the score {scores[np.abs(scores).argmax()]}")
 
-    def wait_for_writes(self) -> None:
-        """Wait until reads see the writes of every process.
-
-        Reads of this process wait for its own upserts, but not for its own deletions.
-        """
-        self._count(_STRONG)
-
-    def _count(self, level: str, expression: str = "") -> int:
-        return int(self._query(["count(*)"], level, filter=expression)[0]["count(*)"])
-
     def _expression(self, where: Filter) -> str:
         """The expression of a filter; an attribute that no entry has is an error."""
         for name in set(where.names) - self._names:
-            if not self._query(["key"], filter=exists(name), limit=1):
+            if not self.connection.query(["key"], filter=exists(name), limit=1):
                 raise unknown_attribute(
                     name, {own for each, _ in self.attributes() for own in each}
                 )
             self._names.add(name)
         return to_expression(where)
-
-    def search_among(self, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
-        """Compare queries with all descriptors of these keys: [Q, C] -> both [Q, min(k, n)]."""
-        scores = np.zeros((len(queries), 0), np.float32)
-        keys = np.zeros((len(queries), 0), np.int64)
-        for some, rows in self.descriptors(among):
-            new = queries @ rows.T
-            all_keys = np.hstack([keys, np.broadcast_to(some, new.shape)])
-            all_scores = np.hstack([scores, new])
-            scores, keys = best_of(all_scores, all_keys, min(k, all_scores.shape[1]))
-        return scores, keys
-
-    def _query(self, fields: list[str], level: str = _SESSION, **which: Any) -> list[Any]:
-        """Read fields of the entries that a filter or a list of ids selects."""
-        which |= {"output_fields": fields, "consistency_level": level}
-        return list(self.connection.call("query", **which))
 
     def rows(self, columns: Sequence[str], values: Values = None, by: str = "key") -> Rows:
         """Read the key and other columns of entries, part by part, in order of their keys."""
@@ -295,7 +283,7 @@ class MilvusStore(Store):
                     "filter": f"digest in {json.dumps(some, ensure_ascii=False)}",
                     "limit": MOST,
                 }
-            rows = self._query(["key", *columns], **which)
+            rows = self.connection.query(["key", *columns], **which)
             for name in contents:
                 for row in rows:
                     row[name] = _decoded(row[name])
@@ -313,7 +301,7 @@ class MilvusStore(Store):
             filter=expression,
             output_fields=["key"],
             search_params={"metric_type": "IP", "params": params},
-            consistency_level=_SESSION,
+            consistency_level=SESSION,
         )
 
 
@@ -329,3 +317,161 @@ def _descriptors(rows: Sequence[Mapping[str, Any]]) -> tuple[Keys, Float32, NDAr
     keys = np.array([row["key"] for row in rows], np.int64)
     found = np.array([row["descriptor"] for row in rows], np.float32)
     return keys, found, descriptor_sums(keys, found) == [row["descriptor_sum"] for row in rows]
+
+
+class MilvusGenerations(Generations):
+    """The generations of an index in Milvus, for the store of one of them.
+
+    Attributes:
+        base: the connection to the collection of generation 0, which has the record.
+    """
+
+    def __init__(self, place: Place, number: int, aside: bool = False) -> None:
+        self.uri, self.number, self.aside = place.shown, number, aside
+        self.base = Connection(place)
+        self._pause = ""  # the mark of this process in the record
+
+    @staticmethod
+    def exists(place: str) -> bool:
+        """Whether an index exists; an unfinished one does not count."""
+        where = parse_place(place)
+        if where.file is not None and not where.file.is_dir():
+            return False
+        with closing(Connection(where)) as connection:
+            return HEADER in connection.properties()
+
+    @staticmethod
+    def open_index(place: str) -> MilvusStore:
+        """Open the current generation of an index that exists."""
+        with closing(MilvusGenerations(parse_place(place), 0)) as generations:
+            return generations.open(generations.record().current)
+
+    @staticmethod
+    def create_index(place: str, header: IndexHeader) -> MilvusStore:
+        """Create an empty index; it replaces an unfinished one."""
+        with closing(MilvusGenerations(parse_place(place), 0)) as generations:
+            return generations.create(0, header, aside=False)
+
+    def record(self) -> GenerationRecord:
+        """Read which generations the index has now."""
+        found = self.base.properties().get(_RECORD)
+        return GenerationRecord() if found is None else GenerationRecord.model_validate_json(found)
+
+    def save_record(self, record: GenerationRecord) -> None:
+        """Replace the record in one step."""
+        self.base.set_properties({_RECORD: record.model_dump_json()})
+
+    def open(self, number: int, *, aside: bool = False) -> MilvusStore:
+        """Open another generation of the index."""
+        generations = MilvusGenerations(self.base.place, number, aside)
+        try:
+            return MilvusStore(generations)
+        except BaseException:
+            generations.close()
+            raise
+
+    def create(self, number: int, header: IndexHeader, *, aside: bool = True) -> MilvusStore:
+        """Create an empty generation and open it; it replaces an unfinished one."""
+        connection = self.base.generation(number)
+        if not number or connection.properties().get(_OWNER) != self.base.collection:
+            _make_place(connection)
+            connection.create(fields(header.dim))
+            connection.load("descriptor", EXACT.type, EXACT.build)
+            owner = {_OWNER: self.base.collection} if number else {}
+            # Written last: a collection without a header is not an index.
+            state = MilvusState().model_dump_json()
+            connection.set_properties({HEADER: header.model_dump_json(), SEARCH: state, **owner})
+        return self.open(number, aside=aside)
+
+    def drop_unused(self) -> None:
+        """Delete the data of the generations that the record does not name."""
+        base, numbers = self.base, self.record().numbers
+        kept = {base.generation(number).collection for number in numbers}
+        for name in base.call("list_collections"):
+            if name not in kept and name.startswith(f"{base.collection}_generation_"):
+                other = base.beside(name.removeprefix(base.collection))
+                if other.properties().get(_OWNER) == base.collection:
+                    other.call("drop_collection")
+        if 0 not in numbers:
+            # The collection itself stays, because it has the record.
+            base.call("load_collection", timeout=None)
+            base.call("delete", filter="key >= 0", timeout=None)
+            base.call("release_collection")
+
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        """Do not lock: processes on several machines have no lock in common."""
+        self.check_current()
+        yield
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Hold back changes of the entries by all processes, for the moment of a switch.
+
+        A process looks at the record before and after each of its changes. If it finds a pause, it
+        waits for the end; if it then finds another generation, it repeats the change there.
+        """
+        record = self._current_record()
+        self._pause = secrets.token_hex(8)
+        self.save_record(record.model_copy(update={"paused": self._pause}))
+        try:
+            yield
+        finally:
+            now = self.record()
+            if now.paused == self._pause:
+                self.save_record(now.model_copy(update={"paused": ""}))
+
+    def switch(self, to: int) -> None:
+        """Make another generation the current one, in one step; call it within `pausing`."""
+        record = self.record()
+        if record.paused != self._pause:
+            raise InputError(
+                f"{self.uri} answers too slowly: another process ended the pause of its changes; "
+                "run the command again"
+            )
+        self.save_record(record.switched(to))
+
+    @contextmanager
+    def changing(self) -> Iterator[GenerationRecord | None]:
+        """Make a change that no switch to another generation can miss."""
+        if self.aside:
+            yield None
+            return
+        yield self._running_record()
+        self._running_record()
+
+    def _running_record(self) -> GenerationRecord:
+        """The record, after the end of a pause; `IndexUpgradedError` for another generation."""
+        started = time.monotonic()
+        while True:
+            record = self._current_record()
+            if not record.paused:
+                return record
+            if time.monotonic() > started + _PAUSE:
+                self.save_record(record.model_copy(update={"paused": ""}))
+            time.sleep(_POLL)
+
+    def _current_record(self) -> GenerationRecord:
+        """The record; `IndexUpgradedError` if another generation is the current one."""
+        record = self.record()
+        if record.current != self.number:
+            raise IndexUpgradedError(self.uri)
+        return record
+
+    def close(self) -> None:
+        """Close the connection; milvus-lite releases its file."""
+        self.base.close()
+
+
+def _make_place(connection: Connection) -> None:
+    """Drop the collection of an unfinished index."""
+    if not connection.call("has_collection"):
+        return
+    found = connection.call("describe_collection")
+    if HEADER in (found.get("properties") or {}):
+        raise InputError(f"an index at {connection.place.shown} exists already")
+    if {field["name"] for field in found["fields"]} != FIELDS:
+        raise InputError(
+            f"{connection.place.shown} is a collection of another program: give another name"
+        )
+    connection.call("drop_collection")

@@ -3,16 +3,17 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from listwise.errors import InputError
-from listwise.search.exact import ExactNeighbors
+from listwise.search.entries import Float32, Keys
+from listwise.search.exact import ExactNeighbors, best_of
 from listwise.search.methods import MethodState, Note, SearchIntent, SearchMethod, TuningResult
-
-if TYPE_CHECKING:
-    from listwise.search.milvus.store import MilvusStore
+from listwise.search.milvus.connection import Connection
+from listwise.search.store import Store
 
 SEARCH = "listwise.search"  # property of the collection
 _SAMPLE = 64  # queries to measure recall with
@@ -90,12 +91,18 @@ class MilvusState(MethodState):
 
     index: MilvusIndex = EXACT
 
+    @property
+    def name(self) -> str:
+        """The method in words."""
+        return str(self.index)
+
 
 class MilvusMethod(SearchMethod):
     """The search method of a store in Milvus, which a property of its collection remembers."""
 
-    def __init__(self, store: "MilvusStore") -> None:
+    def __init__(self, store: Store, connection: Connection) -> None:
         self._store = store
+        self._connection = connection
         self.refresh()
         self._build()
 
@@ -106,7 +113,7 @@ class MilvusMethod(SearchMethod):
 
     def refresh(self) -> None:
         """Read what another process has chosen."""
-        text = self._store.connection.properties().get(SEARCH, "")
+        text = self._connection.properties().get(SEARCH, "")
         try:
             self._state = MilvusState.model_validate_json(text)
         except ValidationError as error:
@@ -119,13 +126,13 @@ class MilvusMethod(SearchMethod):
         that is fast enough and fits into memory is used. milvus-lite always searches exactly.
         """
         store, dim = self._store, self._store.header.dim
-        lite = store.connection.place.file is not None
-        store.connection.call("flush", timeout=None)
+        lite = self._connection.place.file is not None
+        self._connection.call("flush", timeout=None)
         keys = store.keys()
         on_note(f"reading {len(keys)} descriptors to measure recall with")
         some = keys[:_SAMPLE]
         sample = ExactNeighbors(
-            some, store.vectors(some), lambda queries, k: store.search_among(queries, k, keys)
+            some, store.vectors(some), lambda queries, k: search_among(store, queries, k, keys)
         )
         exact = None
         if lite or EXACT.memory(len(keys), dim) <= (intent.memory or math.inf):
@@ -179,7 +186,7 @@ class MilvusMethod(SearchMethod):
         # Saved first, so that a process that opens the index meanwhile builds the same.
         self._save(MilvusState(index=index, intent=intent))
         self._build()
-        self._store.wait_for_writes()
+        self._connection.wait_for_writes()
         recall, milliseconds = sample.measure(self._store.search)
         memory = index.memory(len(self._store), self._store.header.dim)
         tuned = TuningResult(str(index), recall, milliseconds, memory)
@@ -188,12 +195,24 @@ class MilvusMethod(SearchMethod):
 
     def _save(self, state: MilvusState) -> None:
         self._state = state
-        self._store.connection.set_properties({SEARCH: state.model_dump_json()})
+        self._connection.set_properties({SEARCH: state.model_dump_json()})
 
     def _build(self) -> None:
         """Build and load the Milvus index of the saved method, if it does not exist yet."""
         index = self._state.index
-        self._store.connection.load("descriptor", index.type, index.build)
+        self._connection.load("descriptor", index.type, index.build)
 
     def _version(self) -> str:
-        return str(self._store.connection.call("get_server_version"))
+        return str(self._connection.call("get_server_version"))
+
+
+def search_among(store: Store, queries: Float32, k: int, among: Keys) -> tuple[Float32, Keys]:
+    """Compare queries with all descriptors of these keys: [Q, C] -> both [Q, min(k, n)]."""
+    scores = np.zeros((len(queries), 0), np.float32)
+    keys = np.zeros((len(queries), 0), np.int64)
+    for some, rows in store.descriptors(among):
+        new = queries @ rows.T
+        all_keys = np.hstack([keys, np.broadcast_to(some, new.shape)])
+        all_scores = np.hstack([scores, new])
+        scores, keys = best_of(all_scores, all_keys, min(k, all_scores.shape[1]))
+    return scores, keys

@@ -9,11 +9,8 @@ import hashlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Mapping
-from functools import cache
-from itertools import count as count_from
-from math import isqrt
+from math import inf, isqrt
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -22,8 +19,8 @@ import numpy as np
 
 from listwise.errors import InputError
 from listwise.files import publish
-from listwise.search.entries import Float32, Keys
-from listwise.search.exact import RECALL_AT, ExactNeighbors, median_milliseconds
+from listwise.search.entries import Keys
+from listwise.search.exact import ExactNeighbors, median_milliseconds
 from listwise.search.folder.compressed import (
     CompressedSearch,
     compressed_memory,
@@ -31,7 +28,7 @@ from listwise.search.folder.compressed import (
     training_size,
 )
 from listwise.search.folder.database import PATIENCE, BusyError, write_settings
-from listwise.search.folder.descriptors import Descriptors, exact_memory, search_parts
+from listwise.search.folder.descriptors import Descriptors, exact_memory
 from listwise.search.folder.table import Table
 from listwise.search.methods import MethodState, Note, SearchIntent, SearchMethod, TuningResult
 
@@ -41,7 +38,8 @@ _MEMORY_SHARE = 0.5  # of the machine's memory, by default
 _USUAL_MEMORY = 8 << 30  # of a machine that does not tell its own
 _CANDIDATES = (16, 32, 64, 128, 256, 512)
 _SAMPLE = 200  # entries that are used as queries for measurements
-_SLOWEST = 5e9  # bytes searched per second; a lower measurement means a busy machine
+_SLOWEST = 5e9  # bytes that exact search reads per second on any machine
+_PROBES = sorted({round(2 ** (step / 4)) for step in range(49)})  # four per doubling, up to 4096
 
 _log = logging.getLogger(__name__)
 
@@ -115,21 +113,26 @@ class FolderMethod(SearchMethod):
         sizes = (path.stat().st_size for path in self._table.root.iterdir() if path.is_file())
         return {"bytes": sum(sizes), **super().facts()}
 
-    def _tune(self, rows: Descriptors, intent: SearchIntent, on_note: Note) -> TuningResult:
+    def _tune(
+        self,
+        rows: Descriptors,
+        intent: SearchIntent,
+        on_note: Note,
+        usual: float = _EXACT_MILLISECONDS,
+    ) -> TuningResult:
         before, entries = self.state, len(rows)
-        search = None
-        was_exact = before.tuned is not None and not before.codes
-        if exact_will_do(intent, entries, rows.dim, is_exact=was_exact):
-            spent = median_milliseconds(rows.search, rows.read(_sample(rows, _SAMPLE)))
-            tuned = TuningResult("exact", 1.0, spent, exact_memory(len(rows.keys), rows.dim))
-        else:
+        search, tuned = None, exact_result(intent, rows, usual)
+        if tuned is None:
             search = self._kept(before, rows)
             same = before.intent == intent and entries < 2 * before.entries
             if search is not None and before.tuned is not None and same:
                 self._chosen = rows, search
                 return before.tuned
             if search is None:
-                on_note(compression_note(entries, rows.dim))
+                on_note(
+                    f"exact search through {entries} descriptors needs more memory or time than "
+                    "it may: building a compressed search"
+                )
             search, tuned = _tuned(search, intent, rows)
         self._chosen = rows, search
         self._save(SearchState(intent=intent, tuned=tuned, entries=entries), search)
@@ -147,13 +150,15 @@ class FolderMethod(SearchMethod):
             self._chosen = rows, search
             if missed > max(1000, len(rows) // 100):
                 self._save(state, search, patience=0)
-        elif not state.codes and exact_will_do(state.intent, len(rows), rows.dim, is_exact=True):
+        elif not state.codes and exact_is_known_to_do(state, rows):
             self._chosen = rows, None
         else:
             uri = self._table.uri
             if state.codes:
                 _log.warning("%s: the search cache is missing or damaged: rebuilding it", uri)
-            self._tune(rows, state.intent, lambda note: _log.warning("%s: %s", uri, note))
+            # A compressed search takes minutes to build: not for a small excess.
+            usual = 2 * _EXACT_MILLISECONDS
+            self._tune(rows, state.intent, lambda note: _log.warning("%s: %s", uri, note), usual)
 
     def _kept(self, state: SearchState, rows: Descriptors) -> CompressedSearch | None:
         """The compressed search of a state; None if its file is missing or damaged."""
@@ -220,56 +225,36 @@ def _sample(rows: Descriptors, count: int) -> Keys:
     return np.sort(chosen)
 
 
-def exact_will_do(intent: SearchIntent, entries: int, dim: int, is_exact: bool = False) -> bool:
-    """Whether exact search meets the intent, by an estimate of its latency.
+def exact_result(intent: SearchIntent, rows: Descriptors, usual: float) -> TuningResult | None:
+    """Exact search as it was measured; None if it does not meet the intent.
 
-    An index with exact search (`is_exact`) keeps it up to twice the default latency, because
-    measurements vary and a compressed search takes minutes to build.
+    Without an intent, `usual` is the maximum latency in milliseconds.
     """
+    if not fits_into_memory(intent, rows):
+        return None
+    spent = median_milliseconds(rows.search, rows.read(_sample(rows, _SAMPLE)))
+    if spent > _most_milliseconds(intent, usual):
+        return None
+    return TuningResult("exact", 1.0, spent, exact_memory(len(rows.keys), rows.dim))
+
+
+def exact_is_known_to_do(state: SearchState, rows: Descriptors) -> bool:
+    """Whether exact search meets the intent of a state, as far as is known without measuring it."""
+    spent = 1000 * len(rows) * 4 * rows.dim / _SLOWEST
+    if state.tuned is not None:
+        spent = min(spent, state.tuned.milliseconds * len(rows) / max(1, state.entries))
+    most = _most_milliseconds(state.intent, 2 * _EXACT_MILLISECONDS)
+    return spent <= most and fits_into_memory(state.intent, rows)
+
+
+def fits_into_memory(intent: SearchIntent, rows: Descriptors) -> bool:
+    """Whether exact search has the memory that it needs."""
     memory = intent.memory or _MEMORY_SHARE * machine_memory()
-    if exact_memory(entries, dim) > memory:
-        return False
-    if intent.recall == 1 and intent.milliseconds is None:
-        return True
-    fast = intent.milliseconds or _EXACT_MILLISECONDS * (2 if is_exact else 1)
-    return exact_milliseconds(entries, dim, fast) <= fast
+    return exact_memory(len(rows.keys), rows.dim) <= memory
 
 
-def compression_note(entries: int, dim: int) -> str:
-    """Tell the user what exact search would take, and that a compressed search is built."""
-    return (
-        f"exact search through {entries} descriptors would take "
-        f"{exact_milliseconds(entries, dim, 0.5):.0f} ms per query and "
-        f"{4e-9 * entries * dim:.2f} GB: building a compressed search"
-    )
-
-
-def exact_milliseconds(entries: int, dim: int, enough: float) -> float:
-    """An estimate of the latency of exact search, in milliseconds.
-
-    The speed of this machine is measured unless the latency is below `enough` at any speed: a
-    measurement takes longer than many searches of a small index.
-    """
-    at_most = 1000 * entries * 4 * dim / _SLOWEST
-    return at_most if at_most < enough else at_most * _SLOWEST / _bytes_per_second()
-
-
-@cache
-def _bytes_per_second() -> float:
-    """The speed of exact search on this machine."""
-    dim, entries = 1024, 1 << 15
-    rows = np.full((entries, dim), dim**-0.5, np.float32)
-    positions = np.arange(entries)
-
-    def read(start: int) -> tuple[Keys, Float32]:
-        return positions[start : start + 4096], rows[start : start + 4096]
-
-    times = []
-    for _ in range(8):
-        start = time.perf_counter()
-        search_parts(range(0, entries, 4096), read, rows[:1], RECALL_AT)
-        times.append(time.perf_counter() - start)
-    return max(_SLOWEST, rows.nbytes / min(times))
+def _most_milliseconds(intent: SearchIntent, usual: float) -> float:
+    return intent.milliseconds or (inf if intent.recall == 1 else usual)
 
 
 def machine_memory() -> int:
@@ -286,47 +271,26 @@ def machine_memory() -> int:
 
 
 def set_probes(search: CompressedSearch, exact: ExactNeighbors, wanted: float | None) -> None:
-    """Set the cheapest numbers of lists and candidates that reach the recall.
+    """Set the fastest numbers of lists and candidates that reach the recall, or else the highest.
 
-    Candidates are re-scored exactly, so a neighbor among them is always found, and recall is
-    measured without reading the table. It must be reached with a margin, because it is measured on
-    a sample.
+    Candidates are re-scored exactly, so a neighbor among them is always found. The recall must be
+    reached with a margin, because it is measured on a sample.
     """
     target = _RECALL if wanted is None else wanted
-    row = _milliseconds_a_row(search, exact)
-    choices: list[tuple[float, float, int, int]] = []
-    for step in count_from(0):
-        # Four steps per doubling; the first of them are the same whole numbers.
-        probes = round(2 ** (step / 4))
-        if step and probes == round(2 ** ((step - 1) / 4)):
-            continue
-        search.probes = min(probes, search.lists)
-        start = time.perf_counter()
+    best, fastest = inf, (search.lists, _CANDIDATES[-1])
+    for probes in sorted({min(count, search.lists) for count in _PROBES}):
+        search.probes = probes
         found = search.found(exact.queries, _CANDIDATES[-1])
-        spent = 1000 * (time.perf_counter() - start) / len(exact.queries)
-        for count in _CANDIDATES:
-            recall = exact.sure_recall(found[:, :count])
-            choices.append((recall, spent + count * row, search.probes, count))
-            if recall >= target:
+        enough = [count for count in _CANDIDATES if exact.sure_recall(found[:, :count]) >= target]
+        if enough:
+            search.candidates = enough[0]
+            spent = median_milliseconds(search.search, exact.queries)
+            if spent < best:
+                best, fastest = spent, (search.probes, search.candidates)
+            # More lists take longer, and allow fewer candidates.
+            if spent > 1.5 * best or search.candidates == _CANDIDATES[0]:
                 break
-        enough = [choice for choice in choices if choice[0] >= target]
-        # More lists take longer, whatever the number of candidates is.
-        slower = bool(enough) and spent >= min(cost for _, cost, _, _ in enough)
-        if probes >= search.lists or slower or (recall >= target and count == _CANDIDATES[0]):
-            break
-    if enough:
-        _, _, search.probes, search.candidates = min(enough, key=lambda choice: choice[1])
-    else:
-        _, _, search.probes, search.candidates = max(choices)
-
-
-def _milliseconds_a_row(search: CompressedSearch, exact: ExactNeighbors) -> float:
-    """The time to re-score one more candidate."""
-    search.probes = 1
-    times = []
-    for search.candidates in (_CANDIDATES[0], _CANDIDATES[-1]):
-        times.append(median_milliseconds(search.search, exact.queries))
-    return max(0.0, times[1] - times[0]) / (_CANDIDATES[-1] - _CANDIDATES[0])
+    search.probes, search.candidates = fastest
 
 
 def shortcomings(intent: SearchIntent, tuned: TuningResult) -> list[str]:
