@@ -15,12 +15,11 @@ and `not` are true exactly where `=` or the negated expression is false.
 """
 
 import math
-import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from listwise.errors import InputError
 
@@ -32,23 +31,19 @@ FACET_VALUES = 20  # an attribute with more distinct values is not a facet
 
 _TOKEN = re.compile(
     r"""\s*(?:
-        (?P<text>'(?:[^']|'')*')
+        (?P<end>\Z)
+      | (?P<text>'(?:[^']|'')*')
       | (?P<quoted>"(?:[^"]|"")*")
       | (?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
       | (?P<word>[^\W\d]\w*)
       | (?P<sign><=|>=|!=|<>|==|[=<>(),])
+      | (?P<other>.)
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"and", "or", "not", "in", "true", "false", "null"}
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+SIGNS = ("=", "<", "<=", ">", ">=")
 _BOOLEANS = {True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
 
 
@@ -192,8 +187,9 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.names: list[str] = []
         self._text = text
-        self._at = 0
+        self._end = 0  # of the token
         self._depth = 0
+        self._value: Value = None  # of the token, if it is a value or a name
         self._next()
 
     def expression(self) -> Node:
@@ -205,19 +201,17 @@ class _Parser:
 
     def _joined(self, word: str, part: Callable[[], Node], kind: type[And | Or]) -> Node:
         parts = [part()]
-        while self._is(word):
-            self._next()
+        while self._skipped(word):
             parts.append(part())
         return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
     def _factor(self) -> Node:
-        if not self._is("not") and not self._is("("):
+        negated = self._skipped("not")
+        if not negated and not self._skipped("("):
             return self._comparison()
         self._depth += 1
         if self._depth > MOST_NESTED:
             raise InputError(f"`where` is nested more than {MOST_NESTED} times")
-        negated = self._is("not")
-        self._next()
         found: Node = Not(self._factor()) if negated else self.expression()
         if not negated:
             self._take(")")
@@ -227,42 +221,40 @@ class _Parser:
     def _comparison(self) -> Node:
         if self._kind not in ("word", "quoted"):
             self._fail("the name of an attribute")
-        name = self._value if self._kind == "quoted" else self._token
-        self.names.append(str(name))
-        if len(self.names) > MOST_VALUES:
-            self._too_many()
+        name = str(self._value)
+        self._count(name)
         self._next()
-        negated = self._is("not")
-        if negated:
-            self._next()
+        negated = self._skipped("not")
         if negated or self._is("in"):
-            found = self._listed(str(name))
+            found = self._listed(name)
             return Not(found) if negated else found
         sign = {"<>": "!=", "==": "="}.get(self._token, self._token)
-        if self._kind != "sign" or sign not in (*COMPARE, "!="):
+        if self._kind != "sign" or sign not in (*SIGNS, "!="):
             self._fail("one of = != < <= > >= or `in`")
         self._next()
         value = self._take_value()
         if isinstance(value, bool | None) and sign not in ("=", "!="):
-            raise InputError(
-                f"`where`: {name} can be compared with {_shown(value)} by = and != only"
-            )
+            shown = "null" if value is None else str(value).lower()
+            raise InputError(f"`where`: {name} can be compared with {shown} by = and != only")
         if sign == "!=":
-            return Not(Comparison(str(name), "=", value))
-        return Comparison(str(name), sign, value)
+            return Not(Comparison(name, "=", value))
+        return Comparison(name, sign, value)
 
     def _listed(self, name: str) -> Node:
         self._take("in")
         self._take("(")
         values = [self._take_value()]
-        while self._is(","):
-            self._next()
+        while self._skipped(","):
             values.append(self._take_value())
-            if len(values) > MOST_VALUES:
-                self._too_many()
+            self._count(name)
         self._take(")")
-        self.names += [name] * (len(values) - 1)
         return Or(tuple(Comparison(name, "=", value) for value in values))
+
+    def _count(self, name: str) -> None:
+        """Count a comparison of an attribute."""
+        self.names.append(name)
+        if len(self.names) > MOST_VALUES:
+            raise InputError(f"`where` has more than {MOST_VALUES} comparisons")
 
     def _take_value(self) -> Value:
         if self._kind not in ("text", "number", "literal"):
@@ -272,31 +264,30 @@ class _Parser:
         return value
 
     def _take(self, token: str) -> None:
-        if not self._is(token):
+        if not self._skipped(token):
             self._fail(f"`{token}`")
-        self._next()
+
+    def _skipped(self, token: str) -> bool:
+        """Whether this is the token; the next one is then read."""
+        found = self._is(token)
+        if found:
+            self._next()
+        return found
 
     def _is(self, token: str) -> bool:
         return self._kind in ("sign", "keyword") and self._token == token
 
     def _next(self) -> None:
         """Read the next token: its kind, its characters, and its value."""
-        rest = self._text[self._at :]
-        self._start = self._at + len(rest) - len(rest.lstrip())
-        self._kind, self._token, self._value = "end", "", None
-        if not rest.strip():
-            return
-        found = _TOKEN.match(self._text, self._at)
-        if not found:
-            self._kind = "other"
-            self._fail("a name, a value or a sign")
-        assert found.lastgroup is not None
-        self._kind, self._token, self._at = found.lastgroup, found[found.lastgroup], found.end()
-        self._read_value()
-
-    def _read_value(self) -> None:
+        found = _TOKEN.match(self._text, self._end)
+        assert found is not None
+        self._kind = str(found.lastgroup)
+        self._token = self._value = found[self._kind]
+        self._start, self._end = found.span(self._kind)
         word = self._token.lower()
-        if self._kind in ("text", "quoted"):
+        if self._kind == "other":
+            self._fail("a name, a value or a sign")
+        elif self._kind in ("text", "quoted"):
             quote = self._token[0]
             self._value = self._token[1:-1].replace(quote * 2, quote)
         elif self._kind == "number":
@@ -308,16 +299,7 @@ class _Parser:
         elif self._kind == "word" and word in _WORDS:
             self._kind, self._token = "keyword", word
 
-    _value: Value
-
     def _fail(self, expected: str) -> NoReturn:
         rest = self._text[self._start : self._start + 20]
         place = f"at {rest!r}" if rest else "at the end"
         raise InputError(f"`where` cannot be read {place}: expected {expected}")
-
-    def _too_many(self) -> NoReturn:
-        raise InputError(f"`where` has more than {MOST_VALUES} comparisons")
-
-
-def _shown(value: Value) -> str:
-    return "null" if value is None else str(value).lower()

@@ -7,15 +7,15 @@ the text is, if it is one.
 import sqlite3
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from listwise.search.entries import Keys
 from listwise.search.filters import (
-    COMPARE,
+    SIGNS,
     And,
     Comparison,
     Filter,
@@ -36,11 +36,12 @@ _DROP = f"""DELETE FROM attributes WHERE (name, text, position) IN
     (SELECT pairs.key, pairs.value, position {_PAIRS} WHERE {_AMONG})"""
 _PRESENT = "SELECT name, text, position, number FROM attributes"
 _NAMED = "SELECT position FROM attributes WHERE name = ?"
-_COLUMN = "SELECT text, position, number FROM attributes WHERE name = ? ORDER BY text, position"
+_COLUMN = """SELECT {0}, position FROM attributes
+    WHERE name = ? AND {0} IS NOT NULL ORDER BY {0}"""  # all values, in ascending order
 _SCANS = 3  # comparisons of an attribute in one filter, before all of its values are read
 _COMPARED = {
     (sign, column): f"{_NAMED} AND {column} {sign} ?"
-    for sign in ("=", "<", "<=", ">", ">=")
+    for sign in SIGNS
     for column in ("text", "number")
 }
 
@@ -95,7 +96,7 @@ class _Attributes:
         self._connection = connection
         self._count = count
         self._compared: Counter[str] = Counter()
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[tuple[str, str], tuple[list[Any], Keys]] = {}
 
     def mask(self, node: Comparison) -> NDArray[np.bool_]:
         """For which positions a comparison holds, bool [N]."""
@@ -113,33 +114,17 @@ class _Attributes:
             self._compared[name] += 1
         if self._compared[name] <= _SCANS:
             return self._positions(_COMPARED[sign, column], name, value)
-        if name not in self._columns:
-            rows = self._connection.execute(_COLUMN, (name,)).fetchall()
-            self._columns[name] = _Column(*zip(*rows, strict=True))
-        return self._columns[name].matching(sign, value)
+        if (name, column) not in self._columns:
+            rows = self._connection.execute(_COLUMN.format(column), (name,)).fetchall()
+            places = np.array([position for _, position in rows], np.int64)
+            self._columns[name, column] = [value for value, _ in rows], places
+        values, positions = self._columns[name, column]
+        left, right = bisect_left(values, value), bisect_right(values, value)
+        end = len(values)
+        parts = {"=": (left, right), "<": (0, left), "<=": (0, right)}
+        parts |= {">": (right, end), ">=": (left, end)}
+        return positions[slice(*parts[sign])]
 
     def _positions(self, query: str, *values: object) -> Keys:
         rows = self._connection.execute(query, values)
         return np.fromiter((row[0] for row in rows), np.int64)
-
-
-class _Column:
-    """All values of an attribute: the texts in ascending order, their positions, and numbers."""
-
-    def __init__(
-        self, texts: Sequence[str], positions: Sequence[int], numbers: Sequence[float | None]
-    ) -> None:
-        self._texts = texts
-        self._positions = np.array(positions, np.int64)
-        self._numbers = np.array(numbers, np.float64)  # NaN, for which no comparison holds
-
-    def matching(self, sign: str, value: Value) -> Keys:
-        """The positions for which a comparison holds."""
-        if not isinstance(value, str):
-            found: Keys = self._positions[COMPARE[sign](self._numbers, value)]
-            return found
-        left, right = bisect_left(self._texts, value), bisect_right(self._texts, value)
-        end = len(self._texts)
-        parts = {"=": (left, right), "<": (0, left), "<=": (0, right)}
-        parts |= {">": (right, end), ">=": (left, end)}
-        return self._positions[slice(*parts[sign])]
