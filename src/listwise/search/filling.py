@@ -21,8 +21,8 @@ from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
 from listwise.machine import core_count
 from listwise.models.embed import Described
-from listwise.search.entries import LABEL, Entry, NewEntries, in_parts
-from listwise.search.generation import Generation, settings_here
+from listwise.search.entries import LABEL, Entry, NewEntries, entry_key, in_parts
+from listwise.search.generation import Generation
 from listwise.search.store import Store, with_contents
 
 READ = 64  # files that are read together and held in memory
@@ -157,8 +157,8 @@ def describe_entries(
 
     model = generation.model
     sizes = repeat(COMMITTED["cuda" if model.device.type == "cuda" else "cpu"])
-    settings = settings_here(generation.store, model)
-    with closing(model.describe_parts(files(), sizes, settings, photos=count, **options)) as parts:
+    parts = model.describe_parts(files(), sizes, generation.settings, photos=count, **options)
+    with closing(parts):
         for found in parts:
             part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
             left_out = sorted(set(range(len(part))) - set(found.kept))
@@ -219,19 +219,13 @@ def add_descriptors(
     with ThreadPoolExecutor() as pool:
         for rows in file.batches():
             stop = start + len(rows)
-            entries = [
-                Entry(name, str(base / name) if base else "", int(width), int(height))
-                for name, (width, height) in zip(
-                    file.ids[start:stop], file.sizes[start:stop], strict=True
-                )
-            ]
-            known = store.get([entry.key for entry in entries])
-            entries = [
-                replace(entry, attributes=known[entry.key].attributes)
-                if entry.key in known
-                else entry
-                for entry in entries
-            ]
+            names, sizes = file.ids[start:stop], file.sizes[start:stop].tolist()
+            known = store.get(list(map(entry_key, names)))
+            entries = []
+            for name, size in zip(names, sizes, strict=True):
+                new = Entry(name, str(base / name) if base else "", *size)
+                old = known.get(new.key, new)
+                entries.append(replace(new, attributes=old.attributes))
             contents = pool.map(partial(_photo_content, how), entries)
             store.put(NewEntries(entries, rows, *zip(*contents, strict=True)))
             for entry in entries:

@@ -67,13 +67,22 @@ class Generation:
         same = ours.without_precision() == theirs.without_precision()
         return model.calibration if same else stored
 
+    @property
+    def settings(self) -> ExtractSettings:
+        """The settings with which this machine computes descriptors for the index.
+
+        They are those of the index, whatever the model was tuned to since.
+        """
+        settings = self.header.settings
+        return self.model.settings(settings.max_side or 0, settings.scales, settings.power)
+
     def describe(self, photos: Sequence[Image.Image]) -> Float32:
         """Compute descriptors of n upright RGB photos: float32 [n, C].
 
         `open_photo` with the `max_side` of the index returns files with the pixels that were
         described when they were added.
         """
-        return self.model.describe_photos(photos, settings_here(self.store, self.model))
+        return self.model.describe_photos(photos, self.settings)
 
     def describe_given(self, photos: Sequence[Photo], boxes: Sequence[Box | None]) -> Float32:
         """Compute descriptors of n photos as users give them, or boxes in them: [n, C]."""
@@ -87,15 +96,6 @@ class Generation:
         generations = self.store.generations
         current = generations.open(generations.record().current)
         return Generation(current, model, self.device)
-
-
-def settings_here(store: Store, model: Model) -> ExtractSettings:
-    """The settings with which this machine computes descriptors for an index.
-
-    They are those of the index, whatever the model was tuned to since.
-    """
-    settings = store.header.settings
-    return model.settings(settings.max_side or 0, settings.scales, settings.power)
 
 
 def header_of(

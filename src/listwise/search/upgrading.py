@@ -22,7 +22,7 @@ from listwise.errors import InputError
 from listwise.progress import counting
 from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
 from listwise.search.filling import READ, NewPhoto, describe_entries, file_of
-from listwise.search.generation import Generation, header_of, settings_here
+from listwise.search.generation import Generation, header_of
 from listwise.search.hits import Hit, nearest_others
 from listwise.search.methods import Note
 from listwise.search.store import IndexHeader, Store, with_contents
@@ -150,10 +150,11 @@ class _Copy:
         self._source = source
         self._target = generation.store
         self._generation = generation
-        self._exact = exact
         self._options = options
         self._described = 0
-        self._written: set[int] = set()  # keys, if not `exact`
+        # Entries that the current generation left out. Removals are made in both.
+        left_out = np.setdiff1d(self._target.keys(), self._source.keys())
+        self._left_out = left_out[:0] if exact else left_out
         self._changed: tuple[Keys, Keys]  # keys and states of the entries to copy
         self._failed: dict[int, str] = {}  # why an entry cannot be copied, by its state
 
@@ -183,8 +184,7 @@ class _Copy:
         count = min(_SAMPLE, len(changed) // 8, len(files) - 1)
         if count < 1:
             return None
-        model = self._generation.model
-        settings = settings_here(self._target, model)
+        model, settings = self._generation.model, self._generation.settings
         # The first photo prepares the network.
         parts = model.describe_parts(files[: count + 1], [1, count], settings, workers=0)
         with closing(parts):
@@ -205,11 +205,8 @@ class _Copy:
             del self._failed[state]  # the entry was removed or replaced
         changed = ~np.isin(states, np.concatenate([copied, failed]))
         self._changed = keys[changed], states[changed]
-        gone = np.setdiff1d(known, keys)
-        if not self._exact:
-            # Others were left out of the current generation; removals are made in both.
-            gone = np.intersect1d(gone, list(self._written))
-        return self._changed[0], gone
+        self._left_out = np.setdiff1d(self._left_out, keys)  # those that were added again
+        return self._changed[0], np.setdiff1d(known, np.concatenate([keys, self._left_out]))
 
     def _apply(self, changed: Keys, removed: Keys) -> None:
         """Copy entries, and describe those whose photo is new to the other generation."""
@@ -258,8 +255,6 @@ class _Copy:
     def _put(self, entries: Sequence[Entry], descriptors: np.ndarray) -> None:
         """Write entries with their thumbnails and local features, unless they were removed."""
         keys = [entry.key for entry in entries]
-        if not self._exact:
-            self._written.update(keys)
         self._target.put(with_contents(self._source, keys, entries, descriptors))
         self._target.remove(sorted(set(keys) - set(self._source.get(keys))))
 
