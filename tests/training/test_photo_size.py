@@ -17,7 +17,7 @@ from listwise.descriptors import load_model
 from listwise.evaluation import mean_average_precision
 from listwise.models.storage import read_model
 from listwise.settings import make_config
-from listwise.training import Trainer, prepare, resume, trainer
+from listwise.training import Trainer, choices, plan, prepare, resume, trainer
 from listwise.training.choices import Sizes, sizes_to_try
 from listwise.training.duration import TimeLeft
 
@@ -138,6 +138,20 @@ def test_the_original_size_is_stored_as_0(stripes, tmp_path, preset, given):
     assert not any(" at " in what for what in view.done)
     assert "original size; the validation photos have long sides of up to 256" in view.lines[-1]
     descriptors, labels = describe(result, stripes, 0)
+    assert mean_average_precision(descriptors, labels) == pytest.approx(result.best_map)
+
+
+def test_a_cpu_validates_photos_at_a_size_that_it_can_use(stripes, tmp_path, monkeypatch):
+    monkeypatch.setattr(choices, "ORIGINAL_SIDE", 128)
+    monkeypatch.setattr(plan, "ORIGINAL_SIDE", 128)
+    view = Witness()
+    result = train(stripes, tmp_path / "run", view, "paper", updates=1, val_max_side=0)
+    assert result.max_side == stored(result.model)["max_side"] == 128
+    prepared = prepare(stripes, SETTINGS | {"val_max_side": 0})
+    assert "photos are validated with long sides of up to 128 pixels, the maximum on a CPU" in (
+        prepared.notes
+    )
+    descriptors, labels = describe(result, stripes, None)
     assert mean_average_precision(descriptors, labels) == pytest.approx(result.best_map)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from listwise.data import LabelledImages
+from listwise.data.images import ORIGINAL_SIDE
 from listwise.machine import Machine
 from listwise.models.backbone import SMALL_BACKBONE, patch_side
 from listwise.settings import CropSettings, TrainConfig
@@ -83,13 +84,19 @@ def sizes_to_try(config: TrainConfig, sides: tuple[int, int]) -> Sizes:
         config: the settings of the run.
         sides: the 90th percentile and the maximum of the longer sides of the validation photos.
     """
-    if config.val_max_side is None:
-        return Sizes(0)
     usual, largest = sides
+    if _on_cpu(config):
+        usual, largest = min(usual, ORIGINAL_SIDE), min(largest, ORIGINAL_SIDE)
+    if config.val_max_side is None:
+        return Sizes(largest if largest < sides[1] else 0)
     start, crop = min(config.val_max_side, largest), config.crops.size
     step = size_step(config.backbone)
     larger = _ladder(start, SIZE_FACTOR, min(usual, MOST_CROPS * crop), step)
     return Sizes(start, [*larger], [*_ladder(min(start, usual), 1 / SIZE_FACTOR, crop, step)])
+
+
+def _on_cpu(config: TrainConfig) -> bool:
+    return config.device.startswith("cpu")
 
 
 def size_step(backbone: str) -> int:
@@ -159,6 +166,12 @@ class TrainPlan:
     def sizes(self) -> Sizes:
         """The photo size of the validations, and those to try after training."""
         return sizes_to_try(self.config, self.val_sides)
+
+    @property
+    def val_max_side(self) -> int | None:
+        """The long side that photos are reduced to in validation; None for their original size."""
+        side = self.config.val_max_side
+        return min(side or ORIGINAL_SIDE, ORIGINAL_SIDE) if _on_cpu(self.config) else side
 
     def fingerprint(self) -> str:
         """Return a digest of the names, labels, boxes and validation split of the photos."""

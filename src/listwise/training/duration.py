@@ -89,7 +89,7 @@ def measure_speed(forward: Forward, plan: TrainPlan) -> Speed:
 
     net, photos = forward.net, validation.subset(range(min(TRIAL_PHOTOS[kind], len(validation))))
     assert isinstance(net, RetrievalNet)
-    describe = partial(embed_photos, net, photos, max_side=config.val_max_side)
+    describe = partial(embed_photos, net, photos, max_side=plan.val_max_side)
     photo = _shortest(partial(describe, autocast=forward.autocast)) / len(photos)
     forward.set_random_state(random_state)
     return Speed(cut, image, photo)

@@ -119,7 +119,7 @@ class Session:
         trunk = sharing_copy(net)
         assert isinstance(trunk, RetrievalNet)
         trunk.projection = None
-        return self.describe(trunk, images, self.plan.config.val_max_side, what)
+        return self.describe(trunk, images, self.plan.val_max_side, what)
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
         """Return a function that shows the progress when it is called with a number of photos."""
@@ -277,7 +277,7 @@ class Validator:
             yield from self._decoded
             return
         decoded: list[DecodedPhoto | ImageError] = []
-        how = Decoding(session.plan.config.val_max_side)
+        how = Decoding(session.plan.val_max_side)
         files = self.images.files()
         with closing(decode_photos(files, how, session.workers, session.device)) as photos:
             for number, photo in enumerate(photos, len(session.plan.train)):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from listwise.data import LabelledImages, check_images, hold_out_classes
 from listwise.data.catalog import labelled_of
+from listwise.data.images import ORIGINAL_SIDE
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.optional import requires
@@ -131,7 +132,13 @@ def _choose_all(
     if config.workers is None:
         changed["workers"] = machine.workers()
     config = config.model_copy(update=changed)
-    return replace(plan, config=config, reasons=reasons, notes=[*plan.notes, *notes])
+    plan = replace(plan, config=config, reasons=reasons)
+    if plan.val_max_side != config.val_max_side and plan.val_sides[1] > ORIGINAL_SIDE:
+        notes.append(
+            f"photos are validated with long sides of up to {ORIGINAL_SIDE} pixels, the maximum on "
+            "a CPU"
+        )
+    return replace(plan, notes=[*plan.notes, *notes])
 
 
 def _take_parts(given: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:
