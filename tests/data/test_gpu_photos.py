@@ -64,9 +64,10 @@ def test_quick_reading_of_headers(
     file = io.BytesIO()
     picture(61, 45).convert(kind).save(file, "JPEG", progressive=progressive, **options)
     content = file.getvalue()[: len(file.getvalue()) - cut]
-    changed = progressive or orientation or cut or (keep_rgb and kind == "RGB")
-    plain = kind != "CMYK" and not changed
-    assert module.plain_jpeg_size(content) == ((61, 45) if plain else None)
+    if kind == "CMYK" or progressive or cut or (keep_rgb and kind == "RGB"):
+        assert module.usual_jpeg(content) is None
+    else:
+        assert module.usual_jpeg(content) == ((61, 45), bool(orientation))
 
 
 @given(place=st.integers(0, 600), value=st.integers(0, 255))
@@ -75,10 +76,10 @@ def test_quick_reading_agrees_with_pillow(place, value):
     picture().save(file, "JPEG", comment="a")
     content = bytearray(file.getvalue())
     content[place] = value
-    size = module.plain_jpeg_size(bytes(content))
-    if size is not None:
+    found = module.usual_jpeg(bytes(content))
+    if found is not None:
         with Image.open(io.BytesIO(content)) as image:
-            assert image.size == size
+            assert image.size == found.size
 
 
 @pytest.fixture

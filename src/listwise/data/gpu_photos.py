@@ -35,12 +35,11 @@ FIRST_CHUNK = 16  # so that the network starts early
 CHUNK_PIXELS = 2**26
 
 # Chroma subsamplings that every JPEG decoder supports.
-_SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))}
+_SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))} | {((1, 1),)}
 
-# Segments of a JPEG file before its pixels: JFIF, EXIF, comment, tables and the frame. Others, such
-# as those of Adobe, may change the colors.
-_EXIF, _FRAME = 0xE1, 0xC0
-_PLAIN_SEGMENTS = {0xE0, _EXIF, 0xFE, 0xDB, 0xC4, 0xDD, _FRAME}
+# Segments of a JPEG file before its pixels that do not change the colors, and the frame.
+_EXIF, _MORE_PICTURES, _FRAME = 0xE1, 0xE2, 0xC0
+_SEGMENTS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xEE), 0xEF, _FRAME}
 _ORIENTATION_TAGS = (ORIENTATION_TAG.to_bytes(2, "big"), ORIENTATION_TAG.to_bytes(2, "little"))
 
 # For each EXIF orientation above 4 the photo is transposed; then these sides are mirrored.
@@ -128,57 +127,51 @@ def _read_file(file: PhotoFile) -> _ReadFile:
     try:
         file = file.read()
         content = file.content or b""
-        size = plain_jpeg_size(content)
-        if size is not None and math.prod(size) <= CHUNK_PIXELS:
-            return _ReadFile(file, size, usual=True)
+        usual = usual_jpeg(content)
+        if usual is not None and not usual.turned and math.prod(usual.size) <= CHUNK_PIXELS:
+            return _ReadFile(file, usual.size, usual=True)
         with opened(io.BytesIO(content)) as image:
-            found = _ReadFile(file, image.size)
-            # The decoder of a GPU does not report a truncated file.
-            whole = content.endswith(b"\xff\xd9")
-            if math.prod(image.size) > CHUNK_PIXELS or not _is_usual(image) or not whole:
-                return found
-            return found._replace(orientation=exif_orientation(image), usual=True)
+            if usual is None or math.prod(image.size) > CHUNK_PIXELS:
+                return _ReadFile(file, image.size)
+            return _ReadFile(file, image.size, exif_orientation(image), usual=True)
     except ImageError:
         return _ReadFile(file)  # decoding reports the error
 
 
-def plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
-    """Return the width and height of an upright, whole, usual JPEG file.
+class _UsualJpeg(NamedTuple):
+    """A JPEG file that every decoder reads in the same way; `turned` if EXIF may turn it."""
 
-    Returns None for other and damaged files, and for some usual ones: Pillow reads their headers,
-    which takes several times as long.
+    size: tuple[int, int]
+    turned: bool
+
+
+def usual_jpeg(content: bytes) -> _UsualJpeg | None:
+    """Read the header of a whole baseline JPEG file in gray or YCbCr; None for any other file.
+
+    Pillow takes several times as long, in Python code that keeps other threads from running.
     """
-    place = 2
-    try:
-        while content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9"):
+    place, turned = 2, False
+    # The decoder of a GPU does not report a truncated file.
+    while content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9"):
+        try:
             start, marker, length = struct.unpack_from(">BBH", content, place)
             segment = content[place + 4 : place + 2 + length]
-            if start != 0xFF or marker not in _PLAIN_SEGMENTS:
-                break
             if marker == _FRAME:
                 bits, height, width, _ = struct.unpack_from(">BHHB", segment)
-                samplings = tuple((each >> 4, each & 15) for each in segment[7::3])
-                usual = samplings in {*_SAMPLINGS, ((1, 1),)} and segment[6::3] != b"RGB"
-                return (width, height) if usual and bits == 8 and width and height else None
-            # An EXIF segment without the bytes of this tag has no orientation.
-            if marker == _EXIF and any(tag in segment for tag in _ORIENTATION_TAGS):
-                break
-            place += 2 + length
-    except struct.error:
-        pass
+        except struct.error:
+            break
+        several = marker == _MORE_PICTURES and segment.startswith(b"MPF\0")
+        if start != 0xFF or marker not in _SEGMENTS or several:
+            break
+        if marker == _FRAME:
+            samplings = tuple((each >> 4, each & 15) for each in segment[7::3])
+            known = samplings in _SAMPLINGS and segment[6::3] != b"RGB"
+            usual = known and bits == 8 and width and height
+            return _UsualJpeg((width, height), turned) if usual else None
+        # A segment without the bytes of this tag has no orientation.
+        turned |= marker == _EXIF and any(tag in segment for tag in _ORIENTATION_TAGS)
+        place += 2 + length
     return None
-
-
-def _is_usual(image: Image.Image) -> bool:
-    """Return whether an image is a baseline JPEG in gray or YCbCr with a common subsampling."""
-    if image.format != "JPEG" or image.mode not in ("L", "RGB") or "progressive" in image.info:
-        return False
-    layers = getattr(image, "layer", [])
-    numbers, samplings = [layer[0] for layer in layers], tuple(layer[1:3] for layer in layers)
-    if image.mode == "L":
-        return samplings == ((1, 1),)
-    as_rgb = image.info.get("adobe_transform") == 0 or bytes(numbers) == b"RGB"
-    return samplings in _SAMPLINGS and not as_rgb
 
 
 def _finish(
