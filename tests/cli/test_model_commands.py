@@ -39,6 +39,8 @@ def test_a_whitening_from_a_descriptor_file_is_shortened_and_removed(listwise, r
     assert answer["dim"] == expected.dim
     _, out, _ = listwise("whiten", model, "plain.parquet", "--dim", 6)
     assert "note: the whitening is not validated, because there are no labels" in out
+    code, _, err = listwise("index", "build", "shop", photos, "--model", model, "--max-side", 40)
+    assert (code, err.count("--max-side 40 --scales 1")) == (0, 1)
     assert "keeps the first 5 dimensions" in run("whiten", model, "--dim", 5)
     assert load_model(model).dim == 5
     assert "no longer whitens" in run("whiten", model, "--remove")

@@ -97,6 +97,7 @@ def test_a_released_checkpoint_becomes_a_model_with_its_whitening(run, listwise)
     for name, power in (("model", 0.25), ("full", 0.5)):
         whitening = load_model(name, "cpu").whitening
         assert (whitening.info.method, whitening.info.power) == ("imported", power)
+        assert (whitening.info.max_side, whitening.info.scales) == (1024, (1.0,))
         wanted = (x - pca.mean_) @ pca.components_.T / pca.explained_variance_**power
         wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
         np.testing.assert_allclose(whitening.apply(x), wanted, atol=1e-5)

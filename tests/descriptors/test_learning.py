@@ -1,6 +1,7 @@
 """The whitening of a model folder, learned from Python."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,5 +94,17 @@ def test_a_whitening_is_not_used_at_another_size_or_scale_without_a_warning(
         extract(model, images, tmp_path / "same.parquet", workers=0)
     with pytest.warns(ListwiseWarning, match="up to 40 pixels .* used with .* up to 64 pixels"):
         extract(model, images, tmp_path / "other.parquet", max_side=64, workers=0)
-    with pytest.warns(ListwiseWarning, match=r"at the scales 1, 0.5: use the same"):
+    learn = rf"learn it again with listwise whiten {folder} PHOTOS --max-side 40 --scales 1,0.5"
+    with pytest.warns(ListwiseWarning, match=rf"at the scales 1, 0.5: use the same, or {learn}"):
         model.encode(images, scales=(1.0, 0.5), workers=0)
+    # `tune` has chosen other scales and kept the whitening.
+    tuned = replace(model, tuned=model.tuned.model_copy(update={"scales": (1.0, 0.5)}))
+    with pytest.warns(ListwiseWarning, match=learn):
+        tuned.encode(images, workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned.encode(images, scales=(1.0,), workers=0)
+        tuned.truncate(4).encode(images, max_side=40, scales=(1.0,), workers=0)
+    learn_whitening(folder, read_images(photos), dim=8, scales=(1.0, 0.5), device="cpu")
+    info = load_model(folder, "cpu").whitening.info
+    assert (info.max_side, info.scales) == (40, (1.0, 0.5))

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -86,8 +87,8 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("once", ListwiseWarning)
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            warnings.simplefilter("always", ListwiseWarning)
+            warnings.showwarning = partial(_show_warning, set())  # type: ignore[assignment]
             code = app(prog_name="listwise", standalone_mode=False)
         if sys.stdout is not None:  # it is None if it was closed before the start
             sys.stdout.flush()
@@ -118,10 +119,14 @@ def main() -> None:
 _show_python_warning = warnings.showwarning
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
-    """Print a warning of Listwise as a note; others are meant for programmers."""
+def _show_warning(
+    shown: set[str], message: Warning | str, category: type[Warning], *where: Any
+) -> None:
+    """Print a warning of Listwise as a note, once; others are meant for programmers."""
     if issubclass(category, ListwiseWarning):
-        Output(json=True).note(str(message))
+        if str(message) not in shown:  # Python forgets what it has shown when filters change
+            shown.add(str(message))
+            Output(json=True).note(str(message))
     elif sys.warnoptions:
         _show_python_warning(message, category, *where)
 

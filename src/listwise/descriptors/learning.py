@@ -1,6 +1,6 @@
 """Learn the whitening of a model from photos or from a descriptor file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,7 @@ def learn_whitening(
     shrinkage: Shrinkage | None = None,
     supervised: bool = False,
     max_side: int | None = None,
+    scales: Sequence[float] | None = None,
     device: str = "auto",
     on_progress: Callable[[int], object] = lambda count: None,
     on_note: Callable[[str], object] = lambda note: None,
@@ -96,6 +97,8 @@ def learn_whitening(
         supervised: learn from pairs of photos with the same label.
         max_side: reduce photos whose longer side has more pixels than this; 0 keeps the original
             size. By default the size that the model records, or 1024 on a GPU and 512 on a CPU.
+        scales: scales at which each photo is described, such as 1,0.7071,0.5; by default those of a
+            tuned model, or 1.
         device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
         on_progress: called with the number of photos just described.
         on_note: called with a sentence when earlier parts are used or discarded, if the
@@ -113,7 +116,7 @@ def learn_whitening(
         on_note(f"{folder} has {_TRAINED_LAYER}; a new whitening replaces it")
     given = {"dim": dim} if supervised else {"dim": dim, "power": power, "shrinkage": shrinkage}
     if isinstance(source, DescriptorFile):
-        _check_descriptors(source, model.fingerprint, supervised, max_side)
+        _check_descriptors(source, model.fingerprint, supervised, max_side or scales)
         used, learned = source.settings, _learn(source, None, supervised, given, on_note)
     elif supervised and not isinstance(source, LabelledImages):
         raise InputError("`supervised` needs labels: give the photos as LabelledImages")
@@ -124,7 +127,13 @@ def learn_whitening(
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
         file = extract(
-            model, numbered, kept, max_side=max_side, on_progress=on_progress, on_note=on_note
+            model,
+            numbered,
+            kept,
+            max_side=max_side,
+            scales=scales,
+            on_progress=on_progress,
+            on_note=on_note,
         )
         found = source.subset([int(position) for position in file.ids])
         images = found if isinstance(found, LabelledImages) else None
@@ -139,7 +148,9 @@ def learn_whitening(
         now = model.recorded.model_copy(update=size)
         if now != model.tuned:
             on_note(f"{folder} is used with {used.size_text()} from now on")
-        replace(model, whitening=learned.whitening, tuned=now).save(folder)
+        whitening = learned.whitening.learned_at(used.max_side, used.scales)
+        learned = learned._replace(whitening=whitening)
+        replace(model, whitening=whitening, tuned=now).save(folder)
     return learned
 
 
@@ -232,12 +243,12 @@ def remove_whitening(
 
 
 def _check_descriptors(
-    file: DescriptorFile, network: str, supervised: bool, max_side: int | None
+    file: DescriptorFile, network: str, supervised: bool, resized: object
 ) -> None:
-    if supervised or max_side:
+    if supervised or resized:
         raise InputError(
-            f"{file.path} is a descriptor file, without labels and photos: with `supervised` or "
-            "`max_side`, give the photos instead"
+            f"{file.path} is a descriptor file, without labels and photos: with `supervised`, "
+            "`max_side` or `scales`, give the photos instead"
         )
     if file.header.whitened:
         raise InputError(

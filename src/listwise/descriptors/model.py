@@ -391,12 +391,16 @@ class Model:
             default.power if power is None else power,
             precision or ("bfloat16" if self._machine.bfloat16 else "float32"),
         )
-        if self.whitening is not None and self.tuned is not None:
-            learned = make_settings(default.max_side, default.scales, found.power, found.precision)
+        info = None if self.whitening is None else self.whitening.info
+        if info is not None and info.max_side is not None:
+            learned = make_settings(info.max_side, info.scales, found.power, found.precision)
             if learned != found:
+                scales = ",".join(f"{scale:g}" for scale in found.scales)
                 warnings.warn(
-                    f"the whitening belongs to {learned.size_text()}, and is used with "
-                    f"{found.size_text()}: use the same, or learn the whitening again",
+                    f"the whitening was learned from {learned.size_text()}, and is used with "
+                    f"{found.size_text()}: use the same, or learn it again with listwise whiten "
+                    f"{self.folder or 'MODEL'} PHOTOS --max-side {found.max_side or 0} "
+                    f"--scales {scales}",
                     ListwiseWarning,
                     stacklevel=3,
                 )

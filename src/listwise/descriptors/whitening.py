@@ -1,7 +1,7 @@
 """`Whitening`: a learned mean and projection, applied to every descriptor of a model."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, overload
 
@@ -90,6 +90,11 @@ class Whitening:
         if not isinstance(dim, int | np.integer) or not 1 <= dim <= self.dim:
             raise InputError(f"`dim` must be from 1 to {self.dim}, not {dim!r}")
         return replace(self, projection=self.projection[:dim])
+
+    def learned_at(self, max_side: int | None, scales: Sequence[float]) -> "Whitening":
+        """Return the whitening with the size and the scales of the photos it was learned from."""
+        at = {"max_side": max_side or 0, "scales": tuple(scales)}
+        return replace(self, info=self.info.model_copy(update=at))
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the mean and the projection."""

@@ -158,7 +158,10 @@ class LayerFolder(ModelFolder):
 
         def write() -> None:
             write_tensors(self.session.run / LAYER_FILE, {"layer": torch.from_numpy(layer)})
-            model = replace(with_layer(self.model, layer, len(photos)), tuned=settings)
+            model = with_layer(self.model, layer, len(photos))
+            assert model.whitening is not None
+            learned = model.whitening.learned_at(settings.max_side, settings.scales)
+            model = replace(model, whitening=learned, tuned=settings)
             with suppress(InputError):
                 fitted = fit_calibration(found.descriptors, labels, self.source)
                 model = replace(model, calibration=fitted)

@@ -24,6 +24,9 @@ from listwise.models.storage import ModelFile, ModelInfo, NetConfig, WhiteningIn
 WHITEN_POWER: Final = 0.25
 """The power of the variances that naver's evaluation divides by (`--whitenp 0.25`)."""
 
+AUTHORS_SIDE = 1024
+"""The long side of photos in the evaluations of the authors."""
+
 _IMAGENET: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _NAVER_POOLINGS: Final = {"gem": "gem", "max": "mac", "avg": "spoc"}
 _CIRTORCH_POOLINGS: Final = {"gem": "gem", "mac": "mac", "spoc": "spoc"}
@@ -133,7 +136,8 @@ def _with_whitening(
         )
     others = [name for name in names if name != wanted]
     notes = [f"other whitenings in the file: {', '.join(others)}"] if others else []
-    info = WhiteningInfo(method="imported", power=power)
+    scales = (1.0, 0.7071, 0.5) if wanted.endswith("/ms") else (1.0,)
+    info = WhiteningInfo(method="imported", power=power, max_side=AUTHORS_SIDE, scales=scales)
     return ImportedModel(net, wanted, (mean, projection), info, names, notes)
 
 

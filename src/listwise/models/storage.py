@@ -65,6 +65,9 @@ class WhiteningInfo(BaseModel):
         power: the power of the variances that the PCA divides by.
         learned_from: the number of descriptors.
         shrinkage: how far the variances were moved towards their mean, from 0 to 1; None for 0.
+        max_side: the long side of the photos that it was learned from, 0 for their original size;
+            None for any size.
+        scales: the scales that it was learned at.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,6 +76,8 @@ class WhiteningInfo(BaseModel):
     power: float | None = None
     learned_from: int | None = None
     shrinkage: float | None = None
+    max_side: int | None = None
+    scales: tuple[float, ...] = (1.0,)
 
 
 def default_max_side(device: str) -> int:
@@ -200,9 +205,8 @@ def read_parts(path: Path, kind: type[H], what: str) -> tuple[H, dict[str, Tenso
         raise InputError(f"{path.parent} is not a {what} folder: expected {path.name}")
     tensors, metadata = read_tensors(path)
     if KEY not in metadata:
-        raise InputError(
-            f"{path} is not a {what} of Listwise: give the weights of a timm backbone as `weights`"
-        )
+        hint = ": give the weights of a timm backbone as `weights`" if what == "model" else ""
+        raise InputError(f"{path} is not a {what} of Listwise{hint}")
     if metadata.get(_CHECKSUM) != state_digest({KEY: metadata[KEY]}, tensors):
         raise InputError(
             f"{path} is damaged or was edited: its content does not match its checksum; copy it "

@@ -330,7 +330,8 @@ class _Search:
         unseen = tuple(best.whitening(each) for each in choice.directions)
         before = "none" if self.whitening is None else f"{self.whitening.dim} dimensions"
         if self._try("whitening", before, {str(best): self.now._replace(whitenings=unseen)}):
-            self.whitening = best.whitening(learn_directions([rows[final[known[final]]]], None))
+            learned = best.whitening(learn_directions([rows[final[known[final]]]], None))
+            self.whitening = learned.learned_at(self.settings.max_side, self.now.scales)
 
     def _try_expansion(self) -> None:
         before, most = self.now.expansion, min(map(len, self.lists))
