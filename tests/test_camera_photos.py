@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,10 @@ def test_after_an_upgrade_to_another_size(place, camera, tmp_path):
 
 
 def test_photos_too_large_for_their_original_size_are_named(model, camera, tmp_path):
+    large = replace(model, tuned=ModelSettings(max_side=4032))
+    for tried, given in ((model, {"max_side": 4032}), (large, {})):
+        with pytest.raises(InputError, match=r"4032 pixels.*CPU: give a `max_side` of at most 204"):
+            open_index(tmp_path / "shop", tried, **given)
     with open_index(tmp_path / "shop", model, max_side=0) as index:
         assert index.header.settings.max_side is None
         done = index.add(camera, workers=0)

@@ -391,6 +391,11 @@ class Model:
             default.power if power is None else power,
             precision or ("bfloat16" if self._machine.bfloat16 else "float32"),
         )
+        if self.device.type == "cpu" and (found.max_side or 0) > ORIGINAL_SIDE:
+            raise InputError(
+                f"photos with a long side of {found.max_side} pixels need too much memory on a "
+                f"CPU: give a `max_side` of at most {ORIGINAL_SIDE}, or use a GPU"
+            )
         info = None if self.whitening is None else self.whitening.info
         if info is not None and info.max_side is not None:
             learned = make_settings(info.max_side, info.scales, found.power, found.precision)

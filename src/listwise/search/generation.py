@@ -63,8 +63,8 @@ class Generation:
             return None  # both are calibrated for other scores than those of a student's queries
         if model is None or model.calibration is None:
             return stored
-        ours, theirs = self.header.settings, model.settings(precision="float32")
-        same = ours.without_precision() == theirs.without_precision()
+        ours = self.header.settings.arguments()
+        same = all(ours[name] == value for name, value in model.recorded if name in ours)
         return model.calibration if same else stored
 
     @property
