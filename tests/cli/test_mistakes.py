@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from tiny_net import TINY_NET
 
 from listwise.data import read_images
@@ -35,52 +34,31 @@ MISTAKES = {
     },
     "train": {
         "": "give the photos to train on",
-        "nowhere": "no such file or folder",
-        "empty": "no photo in this folder",
         "photos/class0": "put the photos of each class into a folder",
-        f"{SMALL} --backbone resnet10x": "resnet10x",
-        f"{SMALL} --pooling gum": "gum",
-        f"{SMALL} --weights no.safetensors": "no weights file",
         f"{SMALL} --batch-size 0": "--batch-size must be greater than or equal to 2, not 0",
         f"{SMALL} --batch-size many": "--batch-size must be a non-negative whole number, not",
-        f"{SMALL} --micro-batch 0": "--micro-batch must be greater than or equal to 1 or 'auto'",
         f"{SMALL} --patience never": "must be a non-negative whole number or none, not 'never'",
-        f"{SMALL} --loss hinge": "choose one of ap, tie-aware, triplet",
         f"{SMALL} --triplet-form hinge": "--triplet-form must be margin or log-exp, not 'hinge'",
-        f"{SMALL} --device tpu": "tpu",
-        f"{SMALL} --crops-size 100000": "--crops-size must be less than or equal to 8192, not",
-        f"{SMALL} --crops-min-area 0": "--crops-min-area must be greater than 0, not 0.0",
         f"{SMALL} --preset best": "auto or paper",
         f"{SMALL} --color red": "--color",
-        "photos --config none.yaml": "cannot read the config file",
-        "photos --config broken.yaml": "is not YAML",
         "photos --config strange.yaml": "strange.yaml: unknown setting 'batchsize'; the settings",
         "photos --resume r": "leave out all other options",
         "--resume r --seed 1": "leave out all other options",
         "--resume r --run-folder x": "leave out all other options",
         "--resume photos": "is not a training run",
-        "--resume nowhere": "is not a training run",
     },
     "extract": {
         "nothing photos out.parquet": "no model folder nothing",
         "model nowhere out.parquet": "nowhere: no such file or folder",
         "model photos out.parquet --scales '1;2'": "--scales must be numbers",
-        "model photos out.parquet --scales 0": "above 0",
-        "model photos out.parquet --precision half": "must be float32 or bfloat16, not 'half'",
-        "model photos model": "is not a descriptor file",
         "model photos milvus://localhost:19530/a": "is not a file: OUT must be the name",
         "model photos \udcfc.parquet": r"the path \udcfc.parquet is not UTF-8",
     },
     "whiten": {
         "model": "give the photos to learn from",
-        "model --remove": "has no whitening",
         "model photos --remove": "--remove takes only MODEL and --json",
-        "model photos --supervised --power 0.5": "leave it out with --supervised",
-        "model photos --dim 48 --power 0 --shrinkage 0": "vary in 47",
         "model photos --dim 97": "no whitening of this --dim can be learned",
-        "nothing photos": "no model folder",
         f"{ONNX} photos": "no model folder",
-        "model nowhere": "no such file or folder",
         "model other.parquet": "made by another model",
         "model white.parquet": "contains whitened descriptors",
         "model other.parquet --supervised": "without labels and photos",
@@ -92,35 +70,21 @@ MISTAKES = {
     },
     "evaluate": {
         "nowhere toy": "no model folder nowhere",
-        "model roxfrod5k": "did you mean roxford5k",
-        "model roxford5k": "listwise download roxford5k",
-        "model toy --against model": "same model",
-        "model toy --scales x": "numbers separated by commas",
         "model toy --report no/where.html": "the folder no does not exist",
         "model toy --distractors gone.parquet": "gone.parquet",
-        "model toy --refine qe": "--refine must be superglobal or diffusion, not 'qe'",
-        "model toy --quality good": "--quality",
         "model toy/train.csv --quality best": "--quality",
         "model toy/train.csv --refine diffusion": "--refine",
-        "model toy/train.csv --expand": "labelled set",
-        "model toy --split val": "--split is for your own",
-        "photo.onnx photos": "photo.onnx is not an ONNX file, or is damaged",
     },
     "export": {
-        "model model.pt": "model.pt must end with .onnx: give a file such as",
-        "model no/model.onnx": "the folder no does not exist",
         "nothing m.onnx": "no model folder nothing",
-        f"{ONNX} m.onnx": "is an ONNX file and cannot be exported again",
     },
     "import": {
-        "none.pt new": "none.pt",
         "model/model.safetensors photos": "exists already: give a new folder",
     },
     "download": {
         "": "give the name of a data set: choose one of roxford5k",
         "birds": "unknown data set 'birds'",
-        "Cars-196": "Cars-196: its original server is offline",
-        "roxford5k --to photo.onnx/inside": "photo.onnx/inside: Not a directory",
+        "roxford5k --to photo.jpg/inside": "photo.jpg/inside: Not a directory",
     },
     "search": {
         "shop": "give a photo to search by",
@@ -130,73 +94,51 @@ MISTAKES = {
         "shop photo.jpg --quality good": "--quality must be fast or best, not 'good'",
         "shop photo.jpg --where 'price <'": "--where cannot be read at the end: expected a value",
         "shop photo.jpg --box 1,2,3": "--box must be four numbers x0,y0,x1,y1, not '1,2,3'",
-        "shop photo.jpg --box 900,900,990,990": "outside",
         "shop photo.jpg --sheet a.txt": "must end with .png",
-        "shop --entry 0.jpg --box 1,2,3,4": "1 boxes for 0 photos",
-        "shop --entry 9.jpg": "no entry 9.jpg",
-        "shop --entry 0.jpg --save": "give --same or --different",
         "shop --entry 0.jpg --same x": "no entry x",
         "shop --entry 0.jpg --same 0.jpg --save": "nothing to save: the marked entry is the query",
-        "shop --entry 0.jpg --entry 1.jpg --marks": "--marks needs one",
-        "shop --entry 0.jpg --same 1.jpg --different 1.jpg": "is in --same and in --different",
         "shop photo.jpg --entry 0.jpg --same 2.jpg --save": "--save needs one photo or one --entry",
     },
     "index": {
         "info http://somewhere": "an index is a folder",
-        "check nowhere": "no index at nowhere",
-        "build shop photos --model nothing": "nothing",
-        f"build shop {BUILD} --max-side 40": "was created with max_side",
         f"build new {BUILD} --memory lots": "500MB or 2GB",
         f"build new {BUILD} --recall 2": "--recall must be less than or equal to 1, not 2",
-        "add shop nowhere": "nowhere",
         "add shop photos --model other": "build another index",
         "remove shop": "nothing to remove: give PHOTOS or --where",
         "remove shop 0.jpg nowhere.jpg": "shop has no photo nowhere.jpg",
         "duplicates shop --remove --json": "add --yes",
         "duplicates shop --threshold 2": "--threshold must be from -1 to 1, not 2",
         "changes shop": "no earlier generation to compare with",
-        "rollback shop": "no earlier generation",
         "marks shop --undo 123": "has no mark 123: give the id of a mark",
         "marks shop --export no/folder.csv": "cannot write no/folder.csv",
-        "marks shop --export .": "cannot write .: it is a folder",
     },
     "local": {
-        "extract nowhere x.features": "nowhere",
         "extract photos x.features --delf nowhere": "nowhere",
         "codebook all.features w --words 100000": "give more photos",
         "codebook all.features all.features --words 40": "all.features exists",
         "index new all.features": "--codebook",
         "index found none.features": "no file of local features at none.features",
         "index found --remove none.jpg": "has no photo none.jpg",
-        "search nowhere photo.jpg": "no index at nowhere",
         "search found photo.jpg": "with the same --count and --delf, or",
-        "search found no.jpg --count 60": "no.jpg",
         "evaluate photos --codebook words.safetensors": "a benchmark contains",
     },
     "serve": {
-        "nowhere": "no index at nowhere: create one with",
         "shop --host 0.0.0.0": "reach 0.0.0.0: set a token with LISTWISE_TOKEN or --token",
         "shop --host ::": "other machines can reach ::",
         "shop --host example.org": "other machines can reach example.org",
         "shop --host 192.0.2.1 --token t": "cannot listen on 192.0.2.1, port 8000: ",
-        "shop --port 0 --model nothing": "nothing",
         "shop --port 0 --model other": "shop holds descriptors of the model",
     },
     "study": {
         "losses photos": "--out",
         "losses photos --updates 3 --out o": "No such option: --updates",
-        "losses nowhere --out o": "nowhere",
         "losses photos --preset x --out o": "auto, paper or small",
         "losses photos --dim 4 --out o": "need a --benchmark",
-        "losses photos --variants best --out o": "no variant 'best'",
-        "losses photos --benchmark roxfrod5k --out o": "did you mean roxford5k",
         "bins photos --rates fast --out o": "numbers separated by commas",
         "bins photos --variants 1 --out o": "--variants contains '1': bins must be greater than",
-        "bins photos --config gone.yaml --out o": "gone.yaml",
         "classes photos --variants 8 --out o": "or all",
         "poolings toy": "--whiten-on",
         "poolings model --whiten-on gone.csv": "model",
-        "poolings nowhere --whiten-on gone.csv": "nowhere",
     },
 }
 
@@ -208,10 +150,6 @@ def place(photos, toy_landmarks, tmp_path_factory):
     (folder / "photos").symlink_to(photos)
     (folder / "toy").symlink_to(toy_landmarks)
     (folder / "photo.jpg").symlink_to(photos / "class0" / "0.jpg")
-    (folder / "empty").mkdir()
-    (folder / "wreck.jpg").write_bytes(b"\xff\xd8\xff")
-    Image.new("RGB", (9, 9)).save(folder / "photo.onnx", "png")
-    (folder / "broken.yaml").write_text("seed: [1\nbins")
     (folder / "strange.yaml").write_text("batchsize: 3")
     for seed, name in enumerate(("model", "other")):
         torch.manual_seed(seed)
