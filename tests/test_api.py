@@ -370,24 +370,3 @@ def test_training_with_parts_of_ones_own(photos: Path, tmp_path: Path, capsys) -
     again = listwise.load(tmp_path / "run", pooling=Median())
     path = photos / "class0" / "0.jpg"
     np.testing.assert_allclose(again.encode(path), run.model.encode(path), atol=2e-6)
-
-
-def test_a_model_is_evaluated(photos: Path, model_folder: Path, tmp_path: Path) -> None:
-    model = listwise.load(model_folder)
-
-    results = listwise.evaluate(model, photos, workers=0)
-
-    vectors = model.encode(photos, workers=0).astype(np.float64)
-    scores = vectors @ vectors.T
-    labels = np.repeat(np.arange(8), 6)
-    expected = []
-    for query in range(48):
-        order = [i for i in np.argsort(-scores[query], kind="stable") if i != query]
-        right = labels[order] == labels[query]
-        precision = np.cumsum(right) / np.arange(1, 48)
-        expected.append(precision[right].mean())
-    (figures,) = results.figures.values()
-    assert figures["mAP"] == pytest.approx(np.mean(expected), abs=1e-3)
-    assert "mAP" in results.table()
-    results.report(tmp_path / "report.html")
-    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -166,19 +166,3 @@ def test_a_table_of_all(capsys, monkeypatch):
     out = capsys.readouterr().out
     for text in (*tiny, "images/s", "photos/s", "ms of a core", "torch"):
         assert text in out
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        ("none", "choose from summary, loss"),
-        ("loss --sizes few", "--sizes"),
-        ("loss --sizes 20 --device cpu", "multiples of 16"),
-        ("loss --methods no --device cpu", "choose from listwise; dense"),
-        ("search --sizes 10", "1000 descriptors"),
-    ],
-)
-def test_a_mistake(command, reason, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(command.split())
-    assert reason in capsys.readouterr().err.replace("'", "")

@@ -1,5 +1,4 @@
 import hashlib
-import os
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -328,14 +327,6 @@ def test_what_is_not_there_is_said_with_the_way_to_it(tmp_path: Path, monkeypatc
     assert find_entry("cub_200") is ENTRIES["CUB-200"]
     make_revisited(tmp_path / "data" / "roxford5k")
     assert find_dataset("roxford5k").folder == Path("data/roxford5k")
-
-
-@pytest.mark.skipif("LISTWISE_REAL_DATA" not in os.environ, reason="needs real photos")
-def test_the_real_revisited_oxford_is_complete() -> None:
-    found = find_dataset("roxford5k", root=Path(os.environ["LISTWISE_REAL_DATA"]) / "data")
-    assert found.check() == []
-    benchmark = found.benchmark()
-    assert (len(benchmark.database), len(benchmark.queries)) == (4993, 70)
 
 
 def test_commands_take_data_sets_by_name_and_any_other_source(tmp_path: Path, monkeypatch) -> None:

@@ -177,8 +177,6 @@ BOX = "path,label,box\na.jpg,x,1 2 3 4\nb.jpg,y,"
 CORNERS = "path,label,x0,y0,x1"
 MISTAKES = [
     ("t.xlsx", "", "class folders"),
-    ("t.xlsx", "", "path,label"),
-    ("t.xlsx", "", "<TAB>"),
     ("t.csv", "", "first line"),
     ("t.csv", "path,label\n", "no rows"),
     ("t.csv", "path\na.jpg\n", "no column label"),

@@ -15,7 +15,6 @@ from test_features import textured
 from listwise.data.catalog.ground_truth import read_ground_truth
 from listwise.local.features import Features, hessian_affine, photo_features
 from listwise.local.rerank import MINIMUM
-from listwise.local.transforms import PointPairs
 from listwise.local.verification import Verification, nearest_pairs, similar_pairs, verify
 
 HOMOGRAPHIES = {
@@ -238,15 +237,3 @@ def test_pairs_are_those_of_the_plain_implementation(
     if min(sizes) > 1:
         expected = [[i, j] for i, j in mutual if plain.is_clear(one[i] @ two.T, j, 0.95)]
         assert nearest_pairs(one, two, 0.95).tolist() == expected
-
-
-def test_errors_of_affine_transforms_are_those_of_homographies() -> None:
-    generator = np.random.default_rng(0)
-    start, end = generator.uniform(0, 400, (2, 30, 2))
-    pairs = PointPairs(start, end, 8.0, 5.0, generator.normal(0, 0.3, 30))
-    transforms = np.tile(np.eye(3), (9, 1, 1))
-    transforms[:, :2] += generator.normal(0, 0.1, (9, 2, 3)) * (1, 1, 50)
-    errors = pairs.errors(transforms)
-    assert 0 < np.isinf(errors).sum() < errors.size
-    np.testing.assert_allclose(pairs.affine_errors(transforms), errors, rtol=1e-9)
-    assert pairs.affine_errors(transforms[:0]).shape == (0, 30)

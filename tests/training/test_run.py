@@ -1,6 +1,5 @@
 """The files of a run: checkpoints, metrics, pictures, and the thread that writes them."""
 
-import threading
 import time
 
 import numpy as np
@@ -54,7 +53,7 @@ def test_a_checkpoint_comes_back_to_the_bit_or_is_refused(files, tmp_path):
     train(net, optimizer)
 
     again, other_optimizer = make(1)
-    assert load_checkpoint(path, {"net": again}, other_optimizer) == progress
+    assert load_checkpoint(path, {"net": again}, other_optimizer)[0] == progress
     train(again, other_optimizer)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
 
@@ -95,34 +94,6 @@ def test_a_resumed_run_keeps_the_metrics_up_to_its_checkpoint(files, tmp_path):
     (tmp_path / METRICS_FILE).write_text("no JSON\n")
     with pytest.raises(InputError, match=r"metrics\.jsonl, line 1 is damaged"):
         read_metrics(tmp_path)
-
-
-def test_tasks_run_in_order_while_the_caller_continues(files):
-    done, go = [], threading.Event()
-    files.write(go.wait)
-    for number in range(4):
-        files.write(lambda number=number: done.append(number))
-    assert done == []
-    go.set()
-    files.wait()
-    files.write(lambda: done.append(4))
-    files.close()
-    assert done == [0, 1, 2, 3, 4]
-
-
-def test_an_error_is_raised_and_ends_the_writing(files):
-    done, go = [], threading.Event()
-
-    def fail():
-        go.wait()
-        raise OSError("disk full")
-
-    files.write(fail)
-    files.write(lambda: done.append(1))
-    go.set()
-    with pytest.raises(OSError, match="disk full"):
-        files.close()
-    assert done == []
 
 
 def test_pictured_queries_are_fixed_and_of_spread_classes_with_something_to_find():

@@ -149,22 +149,3 @@ def test_a_run_keeps_the_better_of_the_weights_and_their_average(photos, tmp_pat
     averaged = load_file(tmp_path / "run" / "checkpoint.safetensors")
     assert all(torch.equal(plain[name], averaged[name]) for name in plain)
     assert any(name.endswith(".average") for name in averaged.keys() - plain.keys())
-
-
-def test_the_saved_model_has_the_average_if_that_is_better(photos, tmp_path, monkeypatch):
-    trainer = Trainer(prepare(photos, AVERAGED), tmp_path / "run")
-    measured = iter([0.1, 0.2, 0.3, 0.2, 0.25])
-    monkeypatch.setattr(trainer.parts.validator, "measure", lambda _: next(measured, 0.0))
-    kept = {}
-    writer = trainer.parts.model.writer
-
-    def witness(found, value):
-        kept[value] = {k: v.clone() for k, v in trainer.net.state_dict().items()}
-        return writer(found, value)
-
-    trainer.parts.model.writer = witness
-    result = trainer.fit()
-    assert (result.best_map, result.best_update) == (0.3, 2)
-    model = RetrievalNet.load(result.model).state_dict()
-    assert all(torch.equal(model[name], kept[0.3][name]) for name in model)
-    assert not all(torch.equal(kept[0.2][name], kept[0.3][name]) for name in model)
