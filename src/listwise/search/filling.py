@@ -202,7 +202,8 @@ def add_descriptors(
     if theirs != ours:
         raise InputError(
             f"{file.path} was made with {theirs}, the index {store.uri} with {ours}: "
-            "extract the photos with the settings of the index"
+            "extract the photos again with "
+            f"listwise extract {store.header.model_folder or 'MODEL'} PHOTOS {file.path} {ours}"
         )
     name, rows_of_it = Counter(file.ids).most_common(1)[0] if len(file) else ("", 1)
     if rows_of_it > 1:

@@ -191,7 +191,6 @@ class Index(AbstractContextManager["Index"]):
         """
 
         def extract() -> Added:
-            enable_local_features(self.store)
             missing = sum(not size for size in self.store.local_sizes().values())
             with counting("extracting", missing, progress) as advance:
                 return add_local_features(self.store, workers=workers, on_progress=advance)

@@ -15,6 +15,7 @@ from listwise.search.checking import CheckResult
 from listwise.search.generation import header_of
 from listwise.search.index import Index
 from listwise.search.store import Generations, IndexHeader, Store
+from listwise.settings import ExtractSettings, as_options
 
 
 def open_index(
@@ -50,7 +51,8 @@ def open_index(
     if not create or store_exists(place):
         store = open_store(place)
         try:
-            _check_settings(store, given)
+            another = "build another index with listwise index build INDEX PHOTOS"
+            _check_settings(place, store.header.settings, given, another)
             return Index(store, _open_model(model, device), device)
         except BaseException:
             store.close()
@@ -87,8 +89,12 @@ def open_index_for(
                 f"{file.path} holds descriptors of the model {file.model[:12]}, not of {model}: "
                 "give the model that computed them as `model`"
             )
-    made = files[0].settings.arguments()
-    made.pop("precision")
+    file = files[0]
+    made = file.settings.arguments()
+    del made["precision"]
+    given = {name: settings[name] for name in made if settings.get(name) is not None}
+    again = f"extract the photos again with listwise extract {model} PHOTOS {file.path}"
+    _check_settings(str(file.path), file.settings, given, again)
     return open_index(uri, opened, **{**settings, **made})
 
 
@@ -166,14 +172,16 @@ def _engine(uri: str) -> tuple[type[Generations], str]:
     return FolderGenerations, uri
 
 
-def _check_settings(store: Store, given: dict[str, Any]) -> None:
-    """Refuse settings other than those of the index."""
+def _check_settings(
+    source: str, settings: ExtractSettings, given: dict[str, Any], instead: str
+) -> None:
+    """Refuse settings other than those of an index or a descriptor file."""
     for name, value in given.items():
-        has = getattr(store.header.settings, name)
+        has = getattr(settings, name)
         if (tuple(value) if name == "scales" else value or None) != has:
             raise InputError(
-                f"{store.uri} was created with {name} {has}: leave `{name}` out, or build another "
-                "index"
+                f"{source} was created with {as_options(**{name: has})}: leave `{name}` out, or "
+                f"{instead} {as_options(**{name: value})}"
             )
 
 

@@ -76,9 +76,8 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
     with store.generations.upgrading():
         if _same_descriptors(store.header, header):
             return UpgradeResult(store.generation, len(store))
-        target, exact = _begin(store, header, options)
-        with target:
-            copy = _Copy(store, Generation(target, model), exact, options)
+        with _begin(store, header, options) as target:
+            copy = _Copy(store, Generation(target, model), options)
             options.on_note(
                 f"upgrading {store.uri} from the model {_name(store.header)} to {_name(header)}: "
                 f"{copy.estimate()}; searches use the earlier model until all photos are described"
@@ -105,7 +104,7 @@ def roll_back(current: Generation, model: Model | None, options: UpgradeOptions)
                 target.header.check(model.fingerprint, target.uri)
             # Loaded in any case: an index without its model cannot be searched.
             earlier = Generation(target, model or Generation(target, None, current.device).model)
-            return _Copy(store, earlier, False, options).run()
+            return _Copy(store, earlier, options).run()
 
 
 def discard_generations(store: Store) -> None:
@@ -117,44 +116,43 @@ def discard_generations(store: Store) -> None:
         generations.drop_unused()
 
 
-def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> tuple[Store, bool]:
-    """The generation to fill, and whether it may have no other entries than the current one."""
+def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> Store:
+    """The generation to fill."""
     generations = store.generations
     record = generations.record()
-    for number, exact in ((record.building, True), (record.previous, False)):
-        if number is None:
-            continue
+    for number in record.numbers - {record.current}:
+        unfinished = number == record.building
         # A process that was killed may have left only the number of an unfinished one.
         target = (
-            generations.create(number, header) if exact else generations.open(number, aside=True)
+            generations.create(number, header)
+            if unfinished
+            else generations.open(number, aside=True)
         )
         if _same_descriptors(target.header, header):
-            return target, exact
+            return target
         target.close()
         _refuse(store, header, options)  # before it is deleted
-        if exact:
+        if unfinished:
             options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
     building = record.latest + 1
     with generations.pausing():  # removals also change the previous generation
         generations.save_record(record.begun(building))
         generations.drop_unused()
-    return generations.create(building, header), True
+    return generations.create(building, header)
 
 
 class _Copy:
     """Fills a generation from the current one, and switches to it."""
 
-    def __init__(
-        self, source: Store, generation: Generation, exact: bool, options: UpgradeOptions
-    ) -> None:
-        self._source = source
-        self._target = generation.store
+    def __init__(self, source: Store, generation: Generation, options: UpgradeOptions) -> None:
+        self._source, self._target = source, generation.store
         self._generation = generation
         self._options = options
         self._described = 0
-        # Entries that the current generation left out. Removals are made in both.
-        left_out = np.setdiff1d(self._target.keys(), self._source.keys())
-        self._left_out = left_out[:0] if exact else left_out
+        # Entries of an earlier generation that the current one left out. Removals are in both.
+        self._left_out = np.zeros(0, np.int64)
+        if source.generations.record().previous == self._target.generation:
+            self._left_out = np.setdiff1d(self._target.keys(), source.keys())
         self._changed: tuple[Keys, Keys]  # keys and states of the entries to copy
         self._failed: dict[int, str] = {}  # why an entry cannot be copied, by its state
 

@@ -34,6 +34,8 @@ class CompressedSearch:
         rows: the descriptors that its codes are of.
 
     Attributes:
+        lists: the number of lists.
+        probes: the number of lists that a query searches.
         added: the positions before this one have codes, unless they were removed.
         removed: the number of removals that were followed.
     """
@@ -42,9 +44,10 @@ class CompressedSearch:
         import faiss
 
         self.index = index
-        self._lists = faiss.extract_index_ivf(index)
+        lists = faiss.extract_index_ivf(index)
         # The lists of a single query are searched on all cores, too.
-        self._lists.parallel_mode = 1
+        lists.parallel_mode = 1
+        self.lists, self.probes = int(lists.nlist), 1
         self.rows = rows
         self._turn = threading.Lock()  # FAISS uses all cores for one search
         self.added, self.removed = added, 0
@@ -52,20 +55,6 @@ class CompressedSearch:
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
-
-    @property
-    def lists(self) -> int:
-        """The number of lists."""
-        return int(self._lists.nlist)
-
-    @property
-    def probes(self) -> int:
-        """The number of lists that a query searches."""
-        return int(self._lists.nprobe)
-
-    @probes.setter
-    def probes(self, count: int) -> None:
-        self._lists.nprobe = count
 
     def update(self) -> int:
         """Follow the changes of the descriptors; the number of them."""
@@ -82,9 +71,8 @@ class CompressedSearch:
 
     def found(self, queries: Float32, count: int, among: Keys | None = None) -> Keys:
         """Find candidates by code, best first, -1 if there are fewer: [Q, C] -> [Q, count]."""
-        params = None if among is None else self._params(among)
         with self._turn:
-            found: Keys = self.index.search(queries, count, params=params)[1]
+            found: Keys = self.index.search(queries, count, params=self._params(among))[1]
         return found
 
     def search(self, queries: Float32, k: int, among: Keys | None = None) -> tuple[Float32, Keys]:
@@ -101,13 +89,15 @@ class CompressedSearch:
         search = partial(self._search, among=among)
         return search_in_parts(search, queries, min(k, len(among)), _QUERIES)
 
-    def _params(self, among: Keys) -> Any:
-        """Search these positions alone, in so many lists that about as many codes are compared."""
+    def _params(self, among: Keys | None) -> Any:
+        """Search some positions alone, in so many lists that about as many codes are compared."""
         import faiss
 
-        share = max(1, len(self)) / max(1, len(among))
-        probes = min(self.lists, math.ceil(self.probes * share))
-        lists = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(among), nprobe=probes)  # type: ignore[call-arg]
+        probes, selected = self.probes, None
+        if among is not None:
+            share = max(1, len(self)) / max(1, len(among))
+            probes, selected = math.ceil(probes * share), faiss.IDSelectorBatch(among)
+        lists = faiss.SearchParametersIVF(sel=selected, nprobe=min(self.lists, probes))  # type: ignore[call-arg]
         return faiss.SearchParametersPreTransform(index_params=lists)  # type: ignore[call-arg]
 
     def _count(self, k: int) -> int:

@@ -8,12 +8,14 @@ next change writes over them.
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from listwise.blocks import one_thread_products
 from listwise.machine import core_count
 from listwise.search.entries import DamagedIndexError, Float32, Keys, descriptor_sums
 from listwise.search.exact import best_of, search_in_parts
@@ -34,26 +36,16 @@ def append_rows(path: Path, rows: Float32, start: int) -> None:
 
 
 def _products(queries: Float32, rows: Float32) -> Float32:
-    """The inner products of queries and rows, on one core: [Q, C], [n, C] -> [Q, n]."""
+    """The inner products of queries and rows: [Q, C], [n, C] -> [Q, n]."""
+    if len(queries) >= _FEW:
+        return queries @ rows.T
     import faiss
 
-    if len(queries) < _FEW:
-        scores = np.empty((len(queries), len(rows)), np.float32)
-        for query, row in zip(queries, scores, strict=True):
-            pointers = map(faiss.swig_ptr, (row, query, rows))
-            faiss.fvec_inner_products_ny(*pointers, rows.shape[1], len(rows))  # type: ignore[attr-defined]
-        return scores
-    # The matrix product of NumPy uses all cores.
-    product = faiss.LinearTransform(queries.shape[1], len(queries), False)
-    faiss.copy_array_to_vector(queries.ravel(), product.A)
-    product.is_trained = True
-    return np.ascontiguousarray(product.apply(rows).T)
-
-
-def _use_one_core() -> None:
-    import faiss
-
-    faiss.omp_set_num_threads(1)  # of this thread alone
+    scores = np.empty((len(queries), len(rows)), np.float32)
+    for query, row in zip(queries, scores, strict=True):
+        pointers = map(faiss.swig_ptr, (row, query, rows))
+        faiss.fvec_inner_products_ny(*pointers, rows.shape[1], len(rows))  # type: ignore[attr-defined]
+    return scores
 
 
 class Descriptors:
@@ -130,7 +122,8 @@ class Descriptors:
             best = np.full((len(queries), k), -np.inf, np.float32)
             found = np.full((len(queries), k), -1, np.int64)
             starts = range(0, len(positions), self._height)
-            with ThreadPoolExecutor(core_count(), initializer=_use_one_core) as pool:
+            products = one_thread_products if len(queries) >= _FEW else nullcontext()
+            with products, ThreadPoolExecutor(core_count()) as pool:
                 for scores, places in pool.map(partial(nearest, queries, k), starts):
                     best, found = best_of(np.hstack([best, scores]), np.hstack([found, places]), k)
             return best, found

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from listwise.errors import InputError
-from listwise.files import publish, sync_folder
+from listwise.files import sync_folder, write_bytes
 from listwise.search.folder.database import Database
 from listwise.search.marks import Mark, MarkLog, Undo, write_line
 
@@ -56,9 +56,7 @@ class FolderMarks(MarkLog):
             with self._database.writing():  # one process at a time
                 if not copy.exists():
                     folder.mkdir(exist_ok=True)
-                    partial = folder / "new.tmp"
-                    partial.write_bytes(content)
-                    publish(partial, copy)
+                    write_bytes(copy, content)
                     sync_folder(self._root)
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror}") from error

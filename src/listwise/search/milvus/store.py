@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -196,17 +197,13 @@ class MilvusStore(Store):
                 return search_among(self, vectors, k, self.keys(where))
         scores = np.full((len(vectors), k), -np.inf, np.float32)
         keys = np.full((len(vectors), k), -1, np.int64)
-        width = 0
         step = max(1, min(MESSAGE // (4 * self.header.dim), (1 << 20) // k))
-        for start in range(0, len(vectors), step):
-            for row, hits in enumerate(
-                self._nearest(vectors[start : start + step], k, expression), start
-            ):
-                found = len(hits.ids)
-                scores[row, :found] = hits.distances
-                self._check_scores(vectors[row], scores[row, :found])
-                keys[row, :found] = hits.ids
-                width = max(width, found)
+        parts = (self._nearest(part, k, expression) for part in in_parts(vectors, step))
+        for row, hits in enumerate(chain.from_iterable(parts)):
+            found = len(hits.ids)
+            scores[row, :found], keys[row, :found] = hits.distances, hits.ids
+            self._check_scores(vectors[row], scores[row, :found])
+        width = int((keys >= 0).sum(axis=1).max(initial=0))
         if width < k:
             width = min(k, max(width, len(self) if count is None else count))
         return scores[:, :width], keys[:, :width]
