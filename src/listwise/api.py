@@ -89,8 +89,6 @@ def train(
         >>> run.comparison.better                                     # doctest: +SKIP
         True
     """
-    import torch
-
     from listwise.training import Trainer, prepare
     from listwise.training.run import check_unused
 
@@ -113,21 +111,20 @@ def train(
             for note in plan.notes:
                 live.message(f"note: {note}")
 
-    with torch.random.fork_rng(devices=[]):  # training sets the seed of the process
-        if from_index is not None:
-            from listwise.feedback import train_from_index
+    if from_index is not None:
+        from listwise.feedback import train_from_index
 
-            result, found = train_from_index(from_index, folder, settings, preset, view, announce)
-            return Run(folder, result, found, {"device": settings.get("device", "auto")})
-        assert photos is not None
-        if isinstance(settings.get("teacher"), str | Path):
-            settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
-        plan = prepare(photos, settings, preset)
-        announce(plan)
-        parts = {"device": plan.config.device, **plan.parts.modules}
-        trainer = Trainer(plan, folder, view)
-        del plan, settings  # so that the trainer frees a teacher once its descriptors are computed
-        return Run(folder, trainer.fit(), _parts=parts)
+        result, found = train_from_index(from_index, folder, settings, preset, view, announce)
+        return Run(folder, result, found, {"device": settings.get("device", "auto")})
+    assert photos is not None
+    if isinstance(settings.get("teacher"), str | Path):
+        settings["teacher"] = load(settings["teacher"], settings.get("device", "auto"))
+    plan = prepare(photos, settings, preset)
+    announce(plan)
+    parts = {"device": plan.config.device, **plan.parts.modules}
+    trainer = Trainer(plan, folder, view)
+    del plan, settings  # so that the trainer frees a teacher once its descriptors are computed
+    return Run(folder, trainer.fit(), _parts=parts)
 
 
 def default_run_folder(photos: str | Path) -> Path:

@@ -3,15 +3,18 @@
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -139,6 +142,30 @@ def shared_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def seeded(
+    seed: int, device: "torch.device", state: "Sequence[torch.Tensor]" = ()
+) -> Iterator[None]:
+    """Inside this context PyTorch's random numbers, on the CPU and a device, start from a seed.
+
+    They start from a state instead if there is one: that of the CPU, and of a GPU. After the
+    context they continue as before it.
+    """
+    import torch
+
+    gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        if state:
+            torch.set_rng_state(state[0])
+        if gpu and len(state) > 1:
+            torch.cuda.set_rng_state(state[1], device)
+        yield
 
 
 def submit_ahead(

@@ -82,13 +82,16 @@ def _root(
 def main() -> None:
     """Run the command line; errors of the user are one line on stderr and exit code 2."""
     set_torch_environment()
-    for name in ("pymilvus", "milvus_lite", "grpc"):
-        # They log tracebacks of errors that they also raise.
+    # They log tracebacks of errors that they also raise. Importing pymilvus sets its levels again.
+    for name in ("connection_manager", "grpc_handler"):
+        logging.getLogger(f"pymilvus.client.{name}").addFilter(lambda record: False)
+    logging.getLogger("pymilvus.decorators").addFilter(lambda record: False)
+    for name in ("milvus_lite", "grpc"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", ListwiseWarning)
-            warnings.showwarning = partial(_show_warning, set())  # type: ignore[assignment]
+            warnings.showwarning = partial(_show_warning, set())
             code = app(prog_name="listwise", standalone_mode=False)
         if sys.stdout is not None:  # it is None if it was closed before the start
             sys.stdout.flush()

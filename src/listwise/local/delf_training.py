@@ -39,7 +39,7 @@ from listwise.local.delf import (
     resize,
     resnet,
 )
-from listwise.machine import Machine, shared_cores
+from listwise.machine import Machine, seeded, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.storage import MODEL_FILE
 from listwise.settings import DelfTraining
@@ -239,12 +239,14 @@ def train_delf(
     if (out / MODEL_FILE).exists():
         raise InputError(f"{out} already holds a network: give another folder")
     fitter = Fitter(settings, images, on_progress, on_note)
-    torch.manual_seed(settings.seed)
-    net = _starting_network(settings)
-    tuned = _fine_tune(fitter, net) if settings.fine_tune else None
+    with seeded(settings.seed, fitter.device):
+        net = _starting_network(settings)
+    with seeded(settings.seed, fitter.device):
+        tuned = _fine_tune(fitter, net) if settings.fine_tune else None
     about = net.config.model_dump(include={"backbone", "mean", "std"})
     delf = Delf(DelfConfig(**about, hidden=settings.hidden, dim=settings.dim), net.backbone)
-    accuracy = _learn_attention(fitter, delf)
+    with seeded(settings.seed, fitter.device):
+        accuracy = _learn_attention(fitter, delf)
     _learn_pca(fitter, delf)
     delf.config.provenance = {
         "start": net.config.provenance.get("weights"),
@@ -289,7 +291,6 @@ def _starting_network(settings: DelfTraining) -> RetrievalNet:
 def _fine_tune(fitter: Fitter, net: RetrievalNet) -> float:
     """Step 1: fine-tune the whole network as a classifier; returns the accuracy."""
     settings = fitter.settings
-    torch.manual_seed(settings.seed)
     channels = int(resnet(net.backbone, net.config.backbone).num_features)
     classifier = nn.Linear(channels, len(fitter.images.class_names))
 
@@ -309,7 +310,6 @@ def _fine_tune(fitter: Fitter, net: RetrievalNet) -> float:
 def _learn_attention(fitter: Fitter, delf: Delf) -> float:
     """Step 2: train the attention with a frozen backbone; returns the accuracy."""
     settings = fitter.settings
-    torch.manual_seed(settings.seed)
     classifier = nn.Linear(delf.channels, len(fitter.images.class_names))
 
     def classify(images: Tensor) -> Tensor:

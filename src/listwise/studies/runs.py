@@ -19,6 +19,7 @@ from listwise.data import Images
 from listwise.data.catalog import Benchmark
 from listwise.descriptors import Model, Whitening, load_model
 from listwise.files import write_text
+from listwise.machine import seeded
 from listwise.models import RetrievalNet
 from listwise.progress import progress_bar
 from listwise.results import describe_benchmark
@@ -223,6 +224,6 @@ def _train(
 
 def _untrained(config: TrainConfig) -> Model:
     """Return the network that every run starts from, but for the seed of its new layers."""
-    torch.manual_seed(0)
-    net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
+    with seeded(0, torch.device(config.device)):
+        net = RetrievalNet(config.backbone, config.pooling, config.projection, config.weights)
     return Model(net.to(config.device).eval())

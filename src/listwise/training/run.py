@@ -187,8 +187,11 @@ def load_checkpoint(
     path: Path,
     parts: Mapping[str, nn.Module | CrossBatchMemory],
     optimizer: torch.optim.Optimizer,
-) -> Progress:
+) -> tuple[Progress, list[Tensor]]:
     """Load the state that `RunFiles.save_checkpoint` wrote into parts and optimizer.
+
+    Returns:
+        The progress, and the state of the random numbers of the CPU and of a GPU.
 
     Raises:
         InputError: the file is damaged, or does not fit the network or the loss.
@@ -208,10 +211,7 @@ def load_checkpoint(
     optimizer.load_state_dict(
         {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
     )
-    torch.set_rng_state(tensors["random.cpu"])
-    if "random.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random.cuda"])
-    return progress
+    return progress, list(_part(tensors, "random.").values())
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

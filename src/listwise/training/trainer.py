@@ -15,7 +15,7 @@ from listwise.data import CropBatch
 from listwise.data.workers import explain_lost_workers
 from listwise.errors import InputError
 from listwise.losses import class_balanced_weights
-from listwise.machine import core_count, shared_cores
+from listwise.machine import core_count, seeded, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
@@ -117,7 +117,6 @@ class Trainer:
         with failing_together(device):
             if not resume:
                 check_unused(run)
-        torch.manual_seed(config.seed)
         # The session frees a teacher, which may be large, once it is not needed any more.
         teacher, plan = plan.parts.teacher, replace(plan, parts=replace(plan.parts, teacher=None))
         self.view = (view if rank == 0 else None) or TrainView()
@@ -127,7 +126,8 @@ class Trainer:
             make_parts = photo_parts
             if config.adapter or config.teacher:
                 make_parts = adapter_parts if config.adapter else distillation_parts
-        self.parts = make_parts(session)
+        with seeded(config.seed, device):
+            self.parts = make_parts(session)
         self.net, self.loss = self.parts.net, self.parts.loss
         of_loss = loss_module(self.loss).to(device)
         self.optimizer = make_optimizer(config, self.net, of_loss)
@@ -138,8 +138,10 @@ class Trainer:
             self.memory = CrossBatchMemory(config.memory, config.memory_warmup)
             self._saved["memory"] = self.memory
         checkpoint = self.run / CHECKPOINT_FILE
+        self._random: list[Tensor] = []
         if resume and checkpoint.exists():
-            session.progress = load_checkpoint(checkpoint, self._saved, self.optimizer)
+            loaded = load_checkpoint(checkpoint, self._saved, self.optimizer)
+            session.progress, self._random = loaded
         self.progress = session.progress
         self.step = self._make_step()
         count = len(plan.train) + len(plan.validation)
@@ -160,6 +162,7 @@ class Trainer:
         progress = self.progress
         files = None
         with ExitStack() as stack:
+            stack.enter_context(seeded(self.plan.config.seed, self.session.device, self._random))
             stack.callback(self.view.close)
             if self.session.rank == 0:
                 files = stack.enter_context(closing(RunFiles(self.run, progress)))
