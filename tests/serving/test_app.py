@@ -330,19 +330,6 @@ def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, photos, poo
     assert first.result().status_code == 200
 
 
-@pytest.mark.parametrize("limits", [{"batch": 2}, {"pixels": 100 * 100}])
-def test_batches_have_a_size_in_photos_and_in_pixels(gated, serve, pool, limits):
-    client = serve(gated, limits=Limits(**limits))
-    photo = texture(0, (70, 70))
-    answers = [pool.submit(client.post, "/api/search", **upload(photo))]
-    wait_for(lambda: gated.calls == [1])
-    answers += [pool.submit(client.post, "/api/search", **upload(photo)) for _ in range(5)]
-    wait_for(lambda: numbers(client)["listwise_queue_length"] == 5)
-    gated.gate.set()
-    assert {answer.result().status_code for answer in answers} == {200}
-    assert gated.calls == [1, 2, 2, 1]
-
-
 def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
     client = serve(gated, limits=Limits(seconds=0.3))
     started = time.monotonic()
@@ -358,18 +345,6 @@ def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
     gated.gate.set()
     wait_for(lambda: client.post("/api/search", **form).status_code == 200)
     assert set(gated.calls) == {1}, "those that were given up are not described"
-
-
-def test_the_photos_of_a_request_that_is_over_are_dropped(gated, serve, pool):
-    """Each photo has as many pixels as are decoded at one time."""
-    client = serve(gated, limits=Limits(pixels=70 * 70, seconds=0.5))
-    photos = [texture(seed, (70, 70)) for seed in range(4)]
-    late = pool.submit(client.post, "/api/search", **upload(*photos))
-    wait_for(lambda: gated.calls == [1])
-    assert late.result().status_code == 504
-    gated.gate.set()
-    wait_for(lambda: client.post("/api/search", **upload(photos[0])).status_code == 200)
-    assert gated.calls == [1, 1]
 
 
 def test_clients_take_turns(gated, serve, photos, pool):
@@ -491,20 +466,6 @@ def test_results_and_entries_are_filtered(priced, photos):
     facets = priced.get("/api/facets").json()["facets"]
     values = [{"value": "red", "count": 32}, {"value": "blue", "count": 16}]
     assert facets == [{"name": "color", "values": values}]  # prices have too many values
-
-
-def test_a_wrong_filter_is_named(priced, photos):
-    photo = image_paths(photos)[0]
-    for where, reason in [
-        ("prise < 3", "no entry has the attribute prise; known attributes: color, price"),
-        ("price <", "`where` cannot be read at the end"),
-    ]:
-        for answer in (
-            priced.post("/api/search", **upload(photo, where=where)),
-            priced.get("/api/entries", params={"where": where}),
-        ):
-            assert answer.status_code == 400
-            assert reason in answer.json()["error"]
 
 
 def test_what_a_route_does_not_know_is_an_error(priced, photos):

@@ -485,44 +485,6 @@ def test_duplicates_are_shown_and_removed_but_the_last_photo(few):
     visitor.check()
 
 
-def test_the_grid_fills_as_one_scrolls_and_does_not_jump(newcomer, asked, landmarks):
-    visitor = newcomer(viewport={"width": 360, "height": 500})
-    page = visitor.page
-    page.evaluate(
-        """() => {
-          window.shifts = 0;
-          new PerformanceObserver((list) => {
-            for (const { hadRecentInput, value } of list.getEntries()) {
-              if (!hadRecentInput) window.shifts += value;
-            }
-          }).observe({ type: "layout-shift", buffered: true });
-        }"""
-    )
-    expect(page.locator("#samples .tile")).to_have_count(24)
-    visitor.put_in(landmarks[47])
-    # Browsers load photos up to about 3000 pixels ahead.
-    far = page.locator("#results img").last
-    assert far.evaluate("image => image.getBoundingClientRect().top") > 4000
-    assert page.locator("#results img").evaluate_all(
-        "images => images.some(image => !image.complete)"
-    )
-    page.mouse.move(200, 300)
-    for _ in range(60):
-        page.mouse.wheel(0, 400)
-        page.wait_for_timeout(10)
-    expect(page.locator("#results .tile")).to_have_count(PHOTOS)
-    assert visitor.found() == keys(asked(landmarks[47]), PHOTOS)
-    far.evaluate("image => image.decode()")
-    tile = page.locator("#results .tile").first
-    page.evaluate("scrollTo(0, 0)")
-    width, height = (tile.evaluate(f"tile => tile.offset{side}") for side in ("Width", "Height"))
-    shown = page.locator("#results img").first
-    shown.evaluate("image => image.decode()")
-    ratio = shown.evaluate("image => image.naturalWidth / image.naturalHeight")
-    assert width / height == pytest.approx(ratio, rel=0.03)
-    assert page.evaluate("window.shifts") < 0.05
-
-
 def test_the_grid_by_keys(person, landmarks):
     visitor = person()
     page = visitor.page
@@ -748,24 +710,6 @@ def test_a_phone(newcomer, asked, landmarks):
     visitor.wait()
     assert page.locator(".example").count() == 1
     assert page.evaluate("scrollY") == 0
-
-
-def test_colors_follow_the_system_and_then_the_person(person):
-    page = person().page
-
-    def is_dark():
-        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return float(re.search(r"[\d.]+", color)[0]) < 100
-
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.evaluate("localStorage.clear()")  # forget the choice
-        page.reload()
-        assert is_dark() is (scheme == "dark")
-        page.get_by_label("Dark colors").click()
-        page.reload()
-        assert is_dark() is (scheme == "light")
-    page.emulate_media(color_scheme="light")
 
 
 def test_the_page_of_the_interface_lists_all_requests(newcomer, server):
