@@ -1,6 +1,6 @@
 """Packages beyond the core are optional: without one the rest works, and what needs it says so.
 
-What the package imports is what it declares, and the wheel holds the package alone.
+What the package imports is what it declares.
 """
 
 import ast
@@ -27,12 +27,11 @@ from listwise.optional import DISTRIBUTIONS
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SOURCE = ROOT / "src" / "listwise"
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROJECT = SETTINGS["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {package: module for module, package in DISTRIBUTIONS.items()}
 # What each extra alone, on top of the core, is enough for.
 ENOUGH = {
-    "train": ["config_file", "parquet_table", "crops", "training", "trained"],
+    "train": ["config_file", "parquet_table", "crops", "trained"],
     "index": ["descriptor_file", "extract", "folder_index"],
     "local": ["local_features", "labels", "codebook"],
     "serve": ["folder_index", "local_features", "server"],
@@ -221,7 +220,3 @@ def test_every_import_is_declared():
             if name not in standard and normal(NAMES.get(name, name)) not in known
         }
     assert not undeclared
-
-
-def test_the_wheel_holds_the_package_alone():
-    assert SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/listwise"]}

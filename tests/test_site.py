@@ -75,12 +75,3 @@ def test_the_reference_lists_every_command_option_and_setting(reference):
         assert f"`--{'-'.join(path).replace('_', '-')}`" in settings
         assert f"\n`{path[-1]}`\n" in f"\n{settings}"
     assert "`--crops-size`" not in commands  # in one place
-
-
-def test_each_example_of_a_command_is_a_line_of_its_own(reference):
-    shown = re.findall(r"^```sh\n(.*?)^```$", reference.commands_page(), re.DOTALL | re.MULTILINE)
-    assert len(shown) > 30
-    for line in "".join(shown).splitlines():
-        command = line.partition("#")[0]
-        assert command.count("listwise ") == 1 or command.startswith("  "), line
-        assert len(line) < 100

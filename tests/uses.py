@@ -96,12 +96,6 @@ def crops(folder: Path) -> None:
         assert random_crop(photo.convert("RGB"), CropSettings(size=32), generator).shape[1] == 32
 
 
-def training(folder: Path) -> None:
-    from listwise.training import prepare
-
-    assert prepare(folder / "photos", SMALL).config.updates
-
-
 def trained(folder: Path) -> None:
     import listwise
 
@@ -203,7 +197,6 @@ NEEDS = {
     config_file: {"yaml"},
     parquet_table: {"pyarrow"},
     crops: {"cv2"},
-    training: TRAIN,
     trained: TRAIN,
     descriptor_file: {"pyarrow"},
     extract: {"pyarrow"},

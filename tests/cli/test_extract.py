@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 
 import numpy as np
 import programs
@@ -52,26 +51,6 @@ def test_photos_that_cannot_be_read_are_named_and_left_out(run, listwise, model,
     )
     assert message in run("extract", model, "names", *QUICK)
     assert DescriptorFile.open("out.parquet").header.unreadable == (message,)
-
-
-def test_an_interrupted_run_says_how_to_go_on(listwise, run, model, photos, monkeypatch):
-    module = sys.modules["listwise.descriptors.extract"]
-    monkeypatch.setitem(module.PART, "cpu", 20)
-    forward, calls = RetrievalNet.forward, []
-
-    def interrupted(self, images):
-        calls.append(len(images))
-        if sum(calls) > 25:
-            raise KeyboardInterrupt
-        return forward(self, images)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RetrievalNet, "forward", interrupted)
-        code, _, err = listwise("extract", model, photos, *QUICK)
-    assert code == 130
-    assert err == "listwise: stopped; run the same command again to resume\n"
-    out = run("extract", model, photos, *QUICK)
-    assert "note: resuming: 20 of 48 photos are already done" in out
 
 
 def extract_slowly(photos, line):

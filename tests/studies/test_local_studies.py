@@ -14,13 +14,10 @@ from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 from listwise.local.features import Features
-from listwise.local.rerank import MINIMUM
-from listwise.local.verification import Verification
 from listwise.models import RetrievalNet
 from listwise.results import describe_benchmark
 from listwise.results.local import describe_locally
-from listwise.studies import local as module
-from listwise.studies.local import first_pairs, global_scores, rerank_scores
+from listwise.studies.local import global_scores
 
 
 @dataclass
@@ -75,25 +72,6 @@ def test_an_unreadable_photo_stops_it_and_what_is_done_stays(tmp_path):
     extractor = Counting()
     describe_locally(small, extractor, tmp_path / "kept", workers=0)
     assert small.queries.paths[0] not in extractor.seen
-
-
-# Verification
-
-
-def sharing(inliers):
-    points = np.zeros((inliers, 2), np.float32)
-    return Verification(inliers, points, points, np.eye(3))
-
-
-def test_photos_that_share_the_geometry_come_first(monkeypatch):
-    monkeypatch.setattr(module, "TOP", 3)
-    table = np.array([[0.1, 0.9, 0.8, 0.7, 0.3], [-1.0, 1.0, 0.0, 0.5, 0.2]])
-    assert first_pairs(table) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 4)]
-    inliers = [[50, 0, MINIMUM - 1, MINIMUM, 60], [90, 20, 90, 21, MINIMUM]]
-    verified = {(q, i): sharing(inliers[q][i]) for q in range(2) for i in range(5)}
-    scores = rerank_scores(table, {pair: verified[pair] for pair in first_pairs(table)})
-    assert np.argsort(-scores[0]).tolist() == [3, 1, 2, 4, 0]
-    assert np.argsort(-scores[1]).tolist() == [3, 1, 4, 2, 0]
 
 
 # Global descriptors
