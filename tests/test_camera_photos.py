@@ -163,6 +163,8 @@ def test_photos_too_large_for_their_original_size_are_named(model, camera, tmp_p
         check_first([(hit.id, hit.score) for hit in index.search(camera / "362.jpg", 2)], "362.jpg")
         with Image.open(camera / "4032.jpg") as photo, pytest.raises(ValueError, match="of 4032"):
             index.search(photo)
+        with pytest.raises(ValueError, match=r"4032\.jpg: has a long side of 4032 pixels"):
+            index.search(camera / "4032.jpg")
         with serving(index) as client:
             sent = {"photos": ("a.jpg", (camera / "4032.jpg").read_bytes())}
             answer = client.post("/api/search", files=sent)

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -369,12 +370,21 @@ class ExtractSettings(_Settings):
         return f"{size} at the scale{'s' if len(self.scales) > 1 else ''} {scales}"
 
     def without_precision(self) -> str:
-        """Format the settings except the precision, such as "max_side 1024, scales (1.0,), ...".
+        """Format the settings except the precision, such as "--max-side 1024 --scales 1 --power 3".
 
         Descriptors can be compared if this text is equal: the precision depends on the machine and
         hardly changes them.
         """
-        return ", ".join(f"{name} {value}" for name, value in self if name != "precision")
+        return as_options(**self.model_dump(exclude={"precision"}))
+
+
+def as_options(**settings: float | Sequence[float] | None) -> str:
+    """Format settings as one types them; None is 0, the original size."""
+    lists = {k: value if isinstance(value, Sequence) else [value] for k, value in settings.items()}
+    return " ".join(
+        f"--{name.replace('_', '-')} {','.join(f'{number or 0:g}' for number in numbers)}"
+        for name, numbers in lists.items()
+    )
 
 
 class DelfTraining(_Settings):

@@ -159,7 +159,7 @@ def test_check_and_repair(run, listwise):
 
 
 @pytest.mark.usefixtures("shop")
-def test_searching_by_photo_box_entry_and_several(run):
+def test_searching_by_photo_box_entry_and_several(run, listwise):
     first = run("search", "shop", PHOTO, "-k", 3, "--json")["results"][0]
     assert (first["id"], first["score"]) == ("class2/1.jpg", pytest.approx(1, abs=1e-4))
     Image.open(PHOTO).crop((10, 8, 50, 40)).save("part.png")
@@ -174,7 +174,12 @@ def test_searching_by_photo_box_entry_and_several(run):
     )
     # The same index, from a descriptor file.
     run("extract", "model", "photos", "all.parquet", "--workers", 0)
-    out = run("index", "build", "other", "all.parquet", "--root", "photos", "--model", "model")
+    command = ("index", "build", "other", "all.parquet", "--root", "photos", "--model", "model")
+    code, _, err = listwise(*command, "--max-side", 40)
+    assert code == 2
+    assert "all.parquet was created with --max-side 512: leave --max-side out, or extract" in err
+    assert "listwise extract model PHOTOS all.parquet --max-side 40" in err
+    out = run(*command)
     assert "48 added" in out
     query = (PHOTO, "-k", 7, "--json")
     assert ids(run("search", "other", *query)) == ids(run("search", "shop", *query))

@@ -126,7 +126,7 @@ def test_distractors_with_other_settings_are_refused(toy, model, tmp_path):
     path = tmp_path / "more.parquet"
     extract(model, photos, path, scales=(1.0,), max_side=64, workers=0)
     tuned = ModelSettings(max_side=64, scales=(1.0, 0.5))
-    with pytest.raises(InputError, match=r"more\.parquet was made with .*: extract them again"):
+    with pytest.raises(InputError, match=r"made with --max-side 64 .*: extract .* --scales 1,0\.5"):
         evaluate(replace(model, tuned=tuned), toy, distractors=path, workers=0)
     alike = replace(model, tuned=tuned.model_copy(update={"scales": (1.0,)}))
     assert evaluate(alike, toy, distractors=path, workers=0).distractors == 1

@@ -51,7 +51,7 @@ from listwise.models.storage import (
     write_model,
 )
 from listwise.progress import FEW, counting
-from listwise.settings import ExtractSettings, Precision, make_settings
+from listwise.settings import ExtractSettings, Precision, as_options, make_settings
 
 QUANTIZED_FROM = 100  # photos on which the ranges of int8 are measured
 
@@ -400,12 +400,11 @@ class Model:
         if info is not None and info.max_side is not None:
             learned = make_settings(info.max_side, info.scales, found.power, found.precision)
             if learned != found:
-                scales = ",".join(f"{scale:g}" for scale in found.scales)
                 warnings.warn(
                     f"the whitening was learned from {learned.size_text()}, and is used with "
                     f"{found.size_text()}: use the same, or learn it again with listwise whiten "
-                    f"{self.folder or 'MODEL'} PHOTOS --max-side {found.max_side or 0} "
-                    f"--scales {scales}",
+                    f"{self.folder or 'MODEL'} PHOTOS "
+                    f"{as_options(max_side=found.max_side, scales=found.scales)}",
                     ListwiseWarning,
                     stacklevel=3,
                 )
@@ -513,7 +512,7 @@ class Model:
 
     def _decoded(self, photo: Image.Image, max_side: int | None) -> DecodedPhoto:
         if max_side is None and self.device.type == "cpu":
-            check_original_side("a photo", photo.size)
+            check_original_side("the photo", photo.size)
         return DecodedPhoto(whole_image(photo, max_side), photo.size, photo.size)
 
     def mixes_shapes(self, settings: ExtractSettings) -> bool:

@@ -287,7 +287,7 @@ def _check_distractors(file: DescriptorFile, model: Model, settings: dict[str, A
     if theirs != ours:
         raise InputError(
             f"{file.path} was made with {theirs}, but the photos are described with {ours}: "
-            "extract them again"
+            f"extract them again with listwise extract MODEL PHOTOS {file.path} {ours}"
         )
 
 

@@ -21,6 +21,7 @@ from listwise.data.images import (
     Box,
     ImageError,
     UprightPhoto,
+    check_original_side,
     decoding_pixels,
     image_size,
     reduced_size,
@@ -94,10 +95,14 @@ class _Example:
         except InputError as error:
             self.error = error
 
-    def decode(self, max_side: int | None, max_pixels: int) -> None:
+    def decode(self, generation: Generation, max_pixels: int) -> None:
         """Decode the photo for the network, and for verification if the query wants it."""
+        max_side = generation.header.settings.max_side
         try:
             photo = decode_photo(self.photo, self.box, max_side, max_pixels)
+            if max_side is None and generation.model.device.type == "cpu":
+                name = self.photo if isinstance(self.photo, str | Path | BytesIO) else "the photo"
+                check_original_side(name, photo.size)
         except InputError as error:
             self.error = error
         else:
@@ -275,9 +280,8 @@ class Searcher:
         for example in part:
             example.row = self._known(generation, example)
         wanted = [example for example in part if example.row is None and example.goes_on()]
-        side = generation.header.settings.max_side
         with self._reserve(sum(example.pixels for example in wanted)):
-            list(self._pool.map(lambda example: example.decode(side, self._pixels), wanted))
+            list(self._pool.map(lambda each: each.decode(generation, self._pixels), wanted))
         ready = [example for example in wanted if example.goes_on()]
         if not ready:
             return
