@@ -361,9 +361,8 @@ class Store(AbstractContextManager["Store"]):
 
     def local_sizes(self) -> dict[int, int]:
         """The bytes of the local features of all entries by key; 0 for entries without them."""
-        keys, versions = self.versions()
-        sizes = np.maximum(versions[:, 2], 0) >> 32
-        return dict(zip(keys.tolist(), sizes.tolist(), strict=True))
+        rows = chain.from_iterable(self.rows(["local_sum"]))
+        return {row["key"]: max(row["local_sum"], 0) >> 32 for row in rows}
 
     @abstractmethod
     def rows(self, columns: Sequence[str], values: Values = None, by: str = "key") -> Rows:
@@ -401,16 +400,14 @@ class Store(AbstractContextManager["Store"]):
     def refresh(self) -> None:
         """Read the changes of other processes."""
 
-    def versions(self) -> tuple[Keys, Keys]:
-        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3].
+    def versions(self) -> dict[int, int]:
+        """A number for each entry by key, which changes with all that does not depend on a model.
 
         Two stores with equal versions have the same entries, thumbnails and local features.
         """
         names = ("entry_sum", "thumbnail_sum", "local_sum")
-        parts = chain.from_iterable(self.rows(names))
-        rows = [(row["key"], *(row[name] for name in names)) for row in parts]
-        found = np.array(rows, np.int64).reshape(-1, 4)
-        return found[:, 0], found[:, 1:]
+        rows = chain.from_iterable(self.rows(names))
+        return {row["key"]: hash(tuple(row[name] for name in names)) for row in rows}
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ call continues with what the other generation has.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -31,9 +31,6 @@ _FEW = 32  # entries that may be described while changes are held back
 _LOOKED_UP = 1000  # entries that are read together
 _SAMPLE = 8  # photos that are described to estimate the time
 _SEARCHED = 64  # queries whose results are compared together
-_ODD = np.array(  # random factors of the numbers of a version
-    [0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64
-)
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,7 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
         if _same_descriptors(store.header, header):
             return UpgradeResult(store.generation, len(store))
         with _begin(store, header, options) as target:
-            copy = _Copy(store, Generation(target, model), options)
-            options.on_note(
-                f"upgrading {store.uri} from the model {_name(store.header)} to {_name(header)}: "
-                f"{copy.estimate()}; searches use the earlier model until all photos are described"
-            )
-            return copy.run()
+            return _Copy(store, Generation(target, model), options).run()
 
 
 def roll_back(current: Generation, model: Model | None, options: UpgradeOptions) -> UpgradeResult:
@@ -131,7 +123,7 @@ def _begin(store: Store, header: IndexHeader, options: UpgradeOptions) -> Store:
         if _same_descriptors(target.header, header):
             return target
         target.close()
-        _refuse(store, header, options)  # before it is deleted
+        _refuse(store, [*store.versions()], header.dim, options)  # before it is deleted
         if unfinished:
             options.on_note(f"discarding an unfinished upgrade to the model {_name(target.header)}")
     building = record.latest + 1
@@ -149,34 +141,37 @@ class _Copy:
         self._generation = generation
         self._options = options
         self._described = 0
+        self._versions: dict[int, int] = {}  # of the entries, when they were compared
+        # By key, the version of an entry that cannot be copied, and why.
+        self._failed: dict[int, tuple[int, str]] = {}
         # Entries of an earlier generation that the current one left out. Removals are in both.
-        self._left_out = np.zeros(0, np.int64)
+        self._left_out: set[int] = set()
         if source.generations.record().previous == self._target.generation:
-            self._left_out = np.setdiff1d(self._target.keys(), source.keys())
-        self._changed: tuple[Keys, Keys]  # keys and states of the entries to copy
-        self._failed: dict[int, str] = {}  # why an entry cannot be copied, by its state
+            self._left_out = set(self._target.keys().tolist()) - set(source.keys().tolist())
 
     def run(self) -> UpgradeResult:
         """Copy until nothing differs, then switch."""
-        _refuse_missing(self._source, self._differences()[0], self._options)
+        source, target = self._source, self._target
+        changed, _ = self._differences()
+        needed = _refuse(source, changed, target.header.dim, self._options)
+        seconds = self._seconds(changed)
+        spent = "" if seconds is None else f", about {_duration(seconds)}"
+        self._options.on_note(
+            f"changing {source.uri} from the model {_name(source.header)} to "
+            f"{_name(target.header)}: {len(changed)} photos to describe{spent}, about "
+            f"{decimal(needed)} of disk space; searches use the earlier model until then"
+        )
         for _ in range(2):  # the second time what has changed meanwhile
             self._apply(*self._differences())
         self._refuse_failed()
         self._tune()
         while not self._switch():
             self._apply(*self._differences())
-        skipped = sorted(self._failed.values())
-        return UpgradeResult(self._target.generation, len(self._target), self._described, skipped)
+        skipped = sorted(reason for _, reason in self._failed.values())
+        return UpgradeResult(target.generation, len(target), self._described, skipped)
 
-    def estimate(self) -> str:
-        """Estimate the time and the disk space, and refuse a disk that is too small."""
-        changed, _ = self._differences()
-        needed = _require_space(self._source, changed, self._target.header.dim)
-        seconds = self._seconds(changed)
-        spent = "" if seconds is None else f", about {_duration(seconds)}"
-        return f"{len(changed)} photos to describe{spent}, about {decimal(needed)} of disk space"
-
-    def _seconds(self, changed: Keys) -> float | None:
+    def _seconds(self, changed: Sequence[int]) -> float | None:
+        """Estimate the time by describing a few photos."""
         sample = _sample(self._source, changed).values()
         files = [file_of(entry) for entry in sample if Path(entry.path).exists()]
         count = min(_SAMPLE, len(changed) // 8, len(files) - 1)
@@ -191,24 +186,23 @@ class _Copy:
             next(parts)
         return (time.perf_counter() - started) / count * len(changed)
 
-    def _differences(self) -> tuple[Keys, Keys]:
+    def _differences(self) -> tuple[list[int], set[int]]:
         """Keys of entries to copy, and of entries to remove from the other generation."""
         self._source.refresh()
         if self._source.header.local and not self._target.header.local:
             self._target.store_local()
-        keys, states = _states(self._source)
-        known, copied = _states(self._target)
-        failed = np.array(list(self._failed), np.int64)
-        for state in failed[~np.isin(failed, states)].tolist():
-            del self._failed[state]  # the entry was removed or replaced
-        changed = ~np.isin(states, np.concatenate([copied, failed]))
-        self._changed = keys[changed], states[changed]
-        self._left_out = np.setdiff1d(self._left_out, keys)  # those that were added again
-        return self._changed[0], np.setdiff1d(known, np.concatenate([keys, self._left_out]))
+        self._versions = ours = self._source.versions()
+        theirs = self._target.versions()
+        # Without entries that were removed or replaced, or added again.
+        self._failed = {key: each for key, each in self._failed.items() if ours.get(key) == each[0]}
+        self._left_out -= ours.keys()
+        same = {key for key, version in ours.items() if theirs.get(key) == version}
+        changed = sorted(ours.keys() - same - self._failed.keys())
+        return changed, theirs.keys() - ours.keys() - self._left_out
 
-    def _apply(self, changed: Keys, removed: Keys) -> None:
+    def _apply(self, changed: Sequence[int], removed: Iterable[int]) -> None:
         """Copy entries, and describe those whose photo is new to the other generation."""
-        self._target.remove(removed.tolist())
+        self._target.remove(sorted(removed))
         label, show = "describing", self._options.progress
         with counting(label, len(changed), show) as advance, ThreadPoolExecutor() as pool:
             photos = self._new_photos(changed, pool, advance)
@@ -224,12 +218,12 @@ class _Copy:
 
     def _new_photos(
         self,
-        keys: Keys,
+        keys: Sequence[int],
         pool: ThreadPoolExecutor,
         advance: Callable[[int], object],
     ) -> Iterator[NewPhoto]:
         """Yield the photos to describe, and copy the entries whose photo is described already."""
-        for part in in_parts(keys.tolist(), _LOOKED_UP):
+        for part in in_parts(keys, _LOOKED_UP):
             entries, known = self._source.get(part), self._target.get(part)
             copied = [
                 entry
@@ -259,12 +253,11 @@ class _Copy:
     def _fail(self, entry: Entry, reason: str) -> None:
         """Leave an entry out, in the version that was compared."""
         self._target.remove([entry.key])
-        keys, states = self._changed
-        self._failed[int(states[np.searchsorted(keys, entry.key)])] = f"{entry.id}: {reason}"
+        self._failed[entry.key] = self._versions[entry.key], f"{entry.id}: {reason}"
 
     def _refuse_failed(self) -> None:
         if self._failed and not self._options.skip_missing:
-            first = next(iter(self._failed.values()))
+            _, first = next(iter(self._failed.values()))
             raise InputError(
                 f"{len(self._failed)} photos of {self._source.uri} cannot be described ({first}): "
                 "add the changed ones again with listwise index add, remove their entries, or "
@@ -289,15 +282,14 @@ class _Copy:
         return True
 
 
-def _refuse(store: Store, header: IndexHeader, options: UpgradeOptions) -> None:
-    """Refuse an upgrade that cannot succeed, before another generation is deleted for it."""
-    keys = store.keys()
-    _refuse_missing(store, keys, options)
-    _require_space(store, keys, header.dim)
+def _refuse(source: Store, changed: Sequence[int], dim: int, options: UpgradeOptions) -> int:
+    """Refuse to begin if photos are missing or the disk is too small, before hours of work.
 
-
-def _require_space(source: Store, changed: Keys, dim: int) -> int:
-    """Estimate the bytes that copies of entries take, and refuse a disk that is too small."""
+    Returns:
+        An estimate of the bytes that copies of the entries take.
+    """
+    if not options.skip_missing:
+        _refuse_missing(source, changed)
     sample = _sample(source, changed)
     size = 0.0
     if sample:
@@ -316,18 +308,15 @@ def _require_space(source: Store, changed: Keys, dim: int) -> int:
     return needed
 
 
-def _sample(store: Store, keys: Keys) -> dict[int, Entry]:
+def _sample(store: Store, keys: Sequence[int]) -> dict[int, Entry]:
     """A few of the entries, evenly spread."""
-    return store.get(spread(keys, 4 * _SAMPLE).tolist())
+    return store.get(spread(np.array(keys, np.int64), 4 * _SAMPLE).tolist())
 
 
-def _refuse_missing(source: Store, changed: Keys, options: UpgradeOptions) -> None:
-    """Refuse to begin if photos are missing, before hours of work."""
-    if options.skip_missing:
-        return
+def _refuse_missing(source: Store, changed: Sequence[int]) -> None:
     missing: list[str] = []
     with ThreadPoolExecutor() as pool:
-        for part in in_parts(changed.tolist(), _LOOKED_UP):
+        for part in in_parts(changed, _LOOKED_UP):
             paths = [entry.path for entry in source.get(part).values()]
             found = pool.map(lambda path: bool(path) and Path(path).exists(), paths)
             missing += [path for path, there in zip(paths, found, strict=True) if not there]
@@ -348,14 +337,6 @@ def _read(entry: Entry) -> PhotoFile | str:
     except ImageError as error:
         return str(error)
     return file
-
-
-def _states(store: Store) -> tuple[Keys, Keys]:
-    """The keys of all entries, sorted, and numbers that change with their content, both [N]."""
-    keys, versions = store.versions()
-    order = np.argsort(keys)
-    columns = np.column_stack([keys, versions])[order].astype(np.uint64)
-    return keys[order], (columns * _ODD).sum(axis=1).astype(np.int64)
 
 
 def _same_descriptors(one: IndexHeader, other: IndexHeader) -> bool:

@@ -237,8 +237,8 @@ class MilvusStore(Store):
         self.connection.wait_for_writes()
         self._names = set()
 
-    def versions(self) -> tuple[Keys, Keys]:
-        """Keys of all entries, and checksums of what does not depend on a model: [N], [N, 3]."""
+    def versions(self) -> dict[int, int]:
+        """A number for each entry by key, which changes with what does not depend on a model."""
         self.connection.wait_for_writes()
         return super().versions()
 
