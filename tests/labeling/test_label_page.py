@@ -14,7 +14,7 @@ from label_examples import view, write_table
 from listwise.data import LabelledImages
 from listwise.labeling import Labels, LabelSettings, label
 from listwise.labeling.outputs import MOST, class_views, shown_pairs
-from listwise.labeling.result import LabelledPhoto, PhotoGroup, short_names
+from listwise.labeling.result import LabelledPhoto, PhotoGroup
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +91,6 @@ def test_a_large_collection_is_shown_in_part():
     assert sum(row.total for row in views[0].rows) == 30
     shown = views[: MOST["classes"]]
     assert len(shown_pairs(labels, shown)) <= 13 * MOST["classes"]
-
-
-def test_names_are_shortened():
-    assert short_names(["/a/b/c.jpg", "/a/b/d/e.jpg"]) == ["c.jpg", "d/e.jpg"]
-    assert short_names(["/a/b.jpg", "c.jpg"]) == ["/a/b.jpg", "c.jpg"]
-    assert short_names(["x/photo1.jpg", "x/photo2.jpg"]) == ["photo1.jpg", "photo2.jpg"]
 
 
 @pytest.fixture(scope="module")

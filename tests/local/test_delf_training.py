@@ -1,4 +1,3 @@
-import colorsys
 from pathlib import Path
 
 import numpy as np
@@ -6,11 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw
 
 from listwise.data import CropSettings, LabelledImages, load_image, read_labelled, whole_image
 from listwise.errors import InputError
-from listwise.local.delf import Delf, find_locations, resize
+from listwise.local.delf import Delf, find_locations
 from listwise.local.delf_training import (
     DelfProgress,
     DelfResult,
@@ -77,41 +75,6 @@ def test_held_out_photos_are_told_better_than_by_chance(trained):
     assert result.attention_accuracy >= 3 / 8
     measured = [each.accuracy for each in steps if each.step == "attention"]
     assert result.attention_accuracy == max(each for each in measured if each is not None)
-
-
-def quarters(net: Delf, kind: int, where: int) -> tuple[float, float]:
-    """Mean attention in the quarter of a photo that has a shape, and in the other three."""
-    ground = np.random.default_rng([kind, where]).integers(90, 160, (128, 128, 3))
-    photo = Image.fromarray(ground.astype(np.uint8))
-    left, top = where % 2 * 64 + 8, where // 2 * 64 + 8
-    color = tuple(int(255 * value) for value in colorsys.hsv_to_rgb(kind / 8, 0.8, 0.8))
-    draw = ImageDraw.Draw(photo)
-    shape = draw.ellipse if kind % 2 else draw.rectangle
-    shape((left, top, left + 47, top + 47), fill=color)
-    with torch.inference_mode():
-        pixels = resize(whole_image(photo)[None], (128, 128))
-        scores = net.scores(net.features(pixels))[0].numpy()
-    parts = [
-        scores[row : row + 4, column : column + 4].mean() for row in (0, 4) for column in (0, 4)
-    ]
-    return parts.pop(where), float(np.mean(parts))
-
-
-def test_attention_is_learned_for_shapes_and_not_for_the_ground(trained):
-    net = Delf.load(trained[0].folder)
-    cases = [(kind, where) for kind in range(8) for where in range(4)]
-
-    def ratio() -> float:
-        inside, outside = np.array([quarters(net, *case) for case in cases]).T
-        return float(np.mean(inside) / np.mean(outside))
-
-    learned = ratio()
-    torch.manual_seed(0)
-    for layer in net.attention:
-        if isinstance(layer, torch.nn.Conv2d):
-            layer.reset_parameters()
-    assert learned > 1.5
-    assert learned > 1.3 * ratio()
 
 
 def test_the_pca_is_that_of_the_chosen_locations(trained, images):
