@@ -221,7 +221,11 @@ SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
         (declaring(400, 300), 413, "evil.png: takes as much memory"),
         (declaring(60_000, 60_000), 413, "evil.png: declares 60000 × 60000 pixels"),
         (encoded(texture(0))[:-2] + 200 * SCAN, 400, "evil.png: has 201 scans"),
-        (b"\xff" * 200_001, 413, "evil.png has more than the 0.2 MB allowed"),
+        (
+            b"\xff" * 200_001,
+            413,
+            "evil.png has more than the 0.2 MB allowed; listwise serve --max-u",
+        ),
     ],
 )
 def test_a_bad_photo_is_refused(server, content, status, says):

@@ -152,7 +152,7 @@ def test_a_photo_that_the_browser_cannot_show_is_searched(newcomer, shop, tmp_pa
     _, _, folder, keys = shop
     visitor = newcomer(expected="Failed to load resource", **PHONE)
     visitor.see("#samples .tile >> nth=0")
-    assert ".heic" in (visitor.page.locator("#files").get_attribute("accept") or "")
+    assert ".heic,.heif,.hif" in (visitor.page.locator("#files").get_attribute("accept") or "")
     visitor.put_in(folder / "scan.tiff")
     assert visitor.found()[0] == keys["scan.tiff"]
     picture = visitor.page.locator("#stage-image")

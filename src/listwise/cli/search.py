@@ -149,8 +149,8 @@ def serve(
             can connect.
         uploads: folder for added photos; by default INDEX/uploads.
         max_upload: maximum size of a photo, in megabytes.
-        max_pixels: maximum size of a photo, in megapixels; a JPEG file that is reduced may have
-            twice as many, a WebP, AVIF or HEIC file half as many.
+        max_pixels: maximum size of a photo, in megapixels, up to the 128 of all commands; a JPEG
+            file that is reduced may have twice as many, a WebP, AVIF or HEIC file half as many.
         timeout: maximum time per request, in seconds.
         queue: maximum number of waiting requests.
 
@@ -162,8 +162,11 @@ def serve(
 
     Ctrl-C stops the server after it has answered the running requests.
     """
+    from listwise.data.images import MAX_PIXELS
     from listwise.serving.server import Limits, ServeSettings, listen, run_server
 
+    if not 1 <= max_pixels <= MAX_PIXELS // 1_000_000:
+        raise InputError(f"`max_pixels` must be from 1 to {MAX_PIXELS // 1_000_000}")
     limits = Limits(
         upload_bytes=max_upload * 1_000_000,
         pixels=max_pixels * 1_000_000,

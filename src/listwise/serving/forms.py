@@ -160,7 +160,8 @@ def _file_name(name: str) -> str:
 
 
 def _too_large(what: str, limit: int) -> HTTPException:
-    return HTTPException(413, f"{what} has more than the {limit / 1e6:g} MB allowed")
+    reason = f"{what} has more than the {limit / 1e6:g} MB allowed"
+    return HTTPException(413, f"{reason}; listwise serve --max-upload sets another limit")
 
 
 def _split(given: Any) -> list[str]:

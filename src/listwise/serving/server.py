@@ -23,7 +23,7 @@ class Limits(BaseModel):
     Attributes:
         upload_bytes: bytes of a photo.
         pixels: pixels of a photo, and of all photos that are decoded at one time, as
-            `decoding_pixels` counts them.
+            `decoding_pixels` counts them; at most `MAX_PIXELS`, the limit of all commands.
         photos: photos of a request.
         results: results of a search.
         seconds: time from the last byte of a request to its answer.
@@ -37,7 +37,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     upload_bytes: int = Field(20_000_000, ge=1)
-    pixels: int = Field(MAX_PIXELS, ge=1)
+    pixels: int = Field(MAX_PIXELS, ge=1, le=MAX_PIXELS)
     photos: int = Field(8, ge=1)
     results: int = Field(1000, ge=1)
     seconds: float = Field(10.0, gt=0)

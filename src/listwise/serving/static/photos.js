@@ -5,7 +5,7 @@ import { byId, count, draw } from "./dom.js";
 const LONG_SIDE = 2048; // pixels: a larger photo is reduced before it is sent as a query
 const QUALITY = 0.95; // of the JPEG that is sent
 // Formats that the server may read where the browser cannot.
-const UNSHOWN = /\b(hei[cf]|avif|tiff?)$/i;
+const UNSHOWN = /\b(hei[cf]|hif|avif|tiff?)$/i;
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
