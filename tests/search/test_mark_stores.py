@@ -10,7 +10,7 @@ from listwise.errors import InputError
 from listwise.search import DamagedIndexError
 from listwise.search.entries import Entry, NewEntries
 from listwise.search.index import Index
-from listwise.search.marks import write_line
+from listwise.search.mark_log import write_line
 from listwise.search.milvus.store import MilvusStore
 from listwise.search.opening import create_store, open_store
 from listwise.search.store import IndexHeader

@@ -3,17 +3,11 @@
 A `Mark` is never changed. The log of an index holds the marks and what was undone, and `Marks` is
 what follows from it. Photos are nodes of a graph, and "same" marks are its edges; the groups and
 the conflicts depend on which marks are active, and not on their order.
-
-The log does not belong to a generation, so upgrades and rollbacks keep it. A line is a checksum and
-a record as JSON: a mark, or that a mark was undone.
 """
 
-import hashlib
-import json
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -411,63 +405,3 @@ def _components(graph: _Graph) -> list[set[str]]:
             groups.append(set(_reached(graph, photo)))
             seen |= groups[-1]
     return groups
-
-
-class MarkLog(ABC):
-    """Where the marks of an index are stored. Several threads and processes may use it."""
-
-    @abstractmethod
-    def append(self, records: Sequence[Mark | Undo]) -> None:
-        """Write records; when it returns, they survive a kill and a power failure."""
-
-    @abstractmethod
-    def read(self) -> dict[str, str]:
-        """Read all lines in the order in which they were written, by name."""
-
-    @abstractmethod
-    def drop(self, names: Sequence[str]) -> None:
-        """Remove damaged lines by name and keep the others."""
-
-    @abstractmethod
-    def keep_photo(self, path: str, content: bytes | None) -> str:
-        """Keep a query photo beside the index and return the path of the copy.
-
-        Args:
-            path: the file of the photo; its ending is that of the copy.
-            content: the bytes of the photo file.
-        """
-
-    def stamp(self) -> Hashable | None:
-        """Return a value that changes when lines are written; None if this cannot be known."""
-        return None
-
-    def find_photo(self, path: str) -> str:
-        """Return where a kept query photo is now; an index may have been moved."""
-        return path
-
-    def damaged(self) -> list[str]:
-        """Names of the lines that are not what was written."""
-        return [name for name, text in self.read().items() if parse_line(text) is None]
-
-
-def write_line(record: Mark | Undo) -> str:
-    """Write a record as a line with its checksum."""
-    content = json.dumps(asdict(record))
-    return f"{_checksum(content)} {content}"
-
-
-def parse_line(text: str) -> Mark | Undo | None:
-    """Read a record from its line; None if the line is damaged."""
-    checksum, _, content = text.partition(" ")
-    if checksum != _checksum(content):
-        return None
-    values = json.loads(content)
-    if "mark" in values:
-        return Undo(**values)
-    query = values.pop("query")
-    box = None if query["box"] is None else tuple(query["box"])
-    return Mark(query=MarkedQuery(**{**query, "box": box}), **values)
-
-
-def _checksum(content: str) -> str:
-    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -34,7 +34,7 @@ from listwise.search.entries import (
     read_entry,
 )
 from listwise.search.filters import Filter
-from listwise.search.marks import MarkLog
+from listwise.search.mark_log import MarkLog
 from listwise.search.methods import SearchMethod
 from listwise.settings import Expansion, ExtractSettings
 

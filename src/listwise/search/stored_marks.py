@@ -40,7 +40,8 @@ from listwise.search.hits import (
     find_marked,
     nearest_others,
 )
-from listwise.search.marks import QUERY, Mark, MarkedQuery, Marks, Pair, Undo, pair_of, parse_line
+from listwise.search.mark_log import parse_line
+from listwise.search.marks import QUERY, Mark, MarkedQuery, Marks, Pair, Undo, pair_of
 from listwise.search.store import Store
 
 Item = TypeVar("Item")

@@ -42,7 +42,7 @@ from listwise.search.entries import (
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter
-from listwise.search.folder import filtering, marks
+from listwise.search.folder import filtering
 from listwise.search.folder.database import Database, read_settings, write_settings
 from listwise.search.folder.descriptors import Descriptors, append_rows
 from listwise.search.folder.method import FolderMethod, read_codes, read_state
@@ -59,6 +59,7 @@ from listwise.search.folder.table import (
     positions_of,
     select,
 )
+from listwise.search.mark_log import MARKS, FolderMarks
 from listwise.search.store import (
     GenerationRecord,
     Generations,
@@ -91,7 +92,7 @@ class FolderStore(Store):
 
     def __init__(self, generations: "FolderGenerations") -> None:
         self.uri, self.generations = generations.uri, generations
-        self.mark_log = marks.FolderMarks(generations.root, generations.database)
+        self.mark_log = FolderMarks(generations.root, generations.database)
         self._table = Table(generations.root, generations)
         self.method = FolderMethod(self._table)
         self._matching: dict[tuple[str, Filter], Keys] = {}  # of recent filters, by version
@@ -300,7 +301,7 @@ class FolderGenerations(Generations):
             foreign = {path.name for path in root.iterdir() if not _OURS.fullmatch(path.name)}
             if foreign and not FolderGenerations.exists(place):
                 raise InputError(f"{root} holds other files ({min(foreign)}): give another folder")
-            made = closing(Database.create(root / _ROOT, place, marks.TABLE))
+            made = closing(Database.create(root / _ROOT, place, MARKS))
             # Another process that creates it waits.
             with made as database, database.writing() as connection:
                 if "record" in read_settings(connection, place):

@@ -35,6 +35,7 @@ from listwise.search.entries import (
     with_attribute,
 )
 from listwise.search.filters import Filter, unknown_attribute
+from listwise.search.mark_log import MilvusMarks
 from listwise.search.milvus.connection import (
     KEYS,
     MOST,
@@ -43,7 +44,6 @@ from listwise.search.milvus.connection import (
     Place,
     parse_place,
 )
-from listwise.search.milvus.marks import MilvusMarks
 from listwise.search.milvus.method import EXACT, SEARCH, MilvusMethod, MilvusState, search_among
 from listwise.search.milvus.rows import FIELDS, MESSAGE, as_rows, exists, fields, to_expression
 from listwise.search.store import (
