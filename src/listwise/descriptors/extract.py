@@ -90,7 +90,6 @@ def extract(
             [images.file(i) for photos in missing for i in photos],
             [len(photos) for photos in missing],
             settings,
-            photos=len(images),
             workers=workers,
             on_progress=on_progress,
         )

@@ -35,7 +35,6 @@ from listwise.errors import InputError, ListwiseWarning
 from listwise.machine import Machine
 from listwise.models import RetrievalNet
 from listwise.models.embed import (
-    FOLDED_PHOTOS,
     Describe,
     Described,
     PhotoNet,
@@ -145,7 +144,7 @@ class Model:
         # Starting processes takes longer than decoding a few photos.
         workers = 0 if workers is None and count <= FEW else workers
         (found,) = self.describe_parts(
-            files, [count], settings, photos=count, workers=workers, on_progress=advance
+            files, [count], settings, workers=workers, on_progress=advance
         )
         missing = sorted(set(range(count)) - set(found.kept))
         if missing:
@@ -456,7 +455,7 @@ class Model:
         settings, count = self.settings(max_side, scales, power, precision), len(images)
         files = images.files()
         (found,) = self.describe_parts(
-            files, [count], settings, photos=count, workers=workers, on_progress=on_progress
+            files, [count], settings, workers=workers, on_progress=on_progress
         )
         return found
 
@@ -466,7 +465,6 @@ class Model:
         sizes: Iterable[int],
         settings: ExtractSettings,
         *,
-        photos: int = 1,
         thumbnails: bool = False,
         local: Callable[[Image.Image, tuple[int, int], float], bytes] | None = None,
         workers: int | None = None,
@@ -475,11 +473,9 @@ class Model:
         """Describe photos part by part; the result of a part depends only on its own photos.
 
         `sizes` are the numbers of photos in the parts. `Described.kept` has positions within the
-        part. `photos` is the number of all photos: a CPU describes many with a faster copy of the
-        network, whose descriptors differ in the last digits. `local` encodes local features, as in
-        `Decoding`.
+        part. `local` encodes local features, as in `Decoding`.
         """
-        network = self._network(settings, photos)
+        network = self._network(settings)
         parts = embed_parts(
             network,
             files,
@@ -519,12 +515,9 @@ class Model:
         """Return whether photos of different shapes are described in one batch."""
         return self._network(settings).mixed
 
-    def _network(self, settings: ExtractSettings, photos: int = 1) -> PhotoNet:
-        half = settings.precision != "float32"
-        if photos >= FOLDED_PHOTOS and self.device.type == "cpu" and not half:
-            return PhotoNet(self.net, None, photos)
+    def _network(self, settings: ExtractSettings) -> PhotoNet:
         if settings.precision not in self._networks:
-            autocast = torch.bfloat16 if half else None
+            autocast = torch.bfloat16 if settings.precision != "float32" else None
             self._networks[settings.precision] = PhotoNet(self.net, autocast)
         return self._networks[settings.precision]
 

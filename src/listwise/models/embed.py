@@ -31,8 +31,6 @@ LARGE_GPU, LARGE_BATCHES = 64 * 2**30, 2
 # Where photos of different shapes are computed in one batch. A CPU is as fast with batches of one
 # shape, and computes nothing outside of the photos.
 MIXED = {"cpu": False, "cuda": True}
-# From this many photos on, a folded copy of the network saves more time on a CPU than it takes.
-FOLDED_PHOTOS = 32
 # Descriptors that may wait on a GPU: copying them to the CPU waits for all its work to finish.
 WAITING = 1024
 
@@ -70,20 +68,19 @@ class PhotoNet:
     Args:
         net: the network.
         autocast: dtype in which the network runs.
-        photos: the number of photos to compute, as far as it is known.
 
     Attributes:
         mixed: whether photos of different shapes are computed in one batch. This needs a GPU, and
             a network for which it does not change the descriptors (see `listwise.models.mixed`).
     """
 
-    def __init__(self, net: Network, autocast: torch.dtype | None, photos: int = 1) -> None:
+    def __init__(self, net: Network, autocast: torch.dtype | None) -> None:
         self.net, self.autocast, self.device = net, autocast, net.mean.device
         trial = None
         with ThreadPoolExecutor(1, "trial") as thread:  # on the CPU, while the GPU is prepared
             if MIXED.get(self.device.type, False) and isinstance(net, RetrievalNet):
                 trial = thread.submit(mixes, net)
-            self._fastest = inference_network(net, autocast, photos)
+            self._fastest = inference_network(net, autocast)
             self.mixed = trial is not None and trial.result()
         self._mixed_net = None
         if self.mixed:
@@ -114,14 +111,11 @@ class PhotoNet:
         return torch.cat([self._fastest(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
 
-def inference_network(net: Network, autocast: torch.dtype | None, photos: int = 1) -> Network:
-    """Return the fastest network that computes what `net` computes now under this autocast.
-
-    `photos` is the number of photos to compute, as far as it is known.
-    """
+def inference_network(net: Network, autocast: torch.dtype | None) -> Network:
+    """Return the fastest network that computes what `net` computes now under this autocast."""
     if not isinstance(net, RetrievalNet):
         return net
-    if autocast is None and (photos < FOLDED_PHOTOS or net.mean.device.type != "cpu"):
+    if autocast is None and net.mean.device.type != "cpu":
         return net
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -150,7 +144,7 @@ def embed_photos(
 ) -> Described:
     """Compute the descriptors of whole photos, reduced to a long side; see `embed_parts`."""
     (found,) = embed_parts(
-        PhotoNet(net, autocast, len(images)),
+        PhotoNet(net, autocast),
         images.files(),
         [len(images)],
         Decoding(max_side),

@@ -261,7 +261,7 @@ class Validator:
         """Describe the validation photos with the current weights."""
         session, net, count = self.session, self.net, len(self.images)
         net.eval()
-        network = PhotoNet(net, session.autocast, count)
+        network = PhotoNet(net, session.autocast)
         found = embed_decoded(network, self._photos(), session.counter("validating", count))
         session.report_unreadable(found.errors, "validation leaves it out")
         return Described(found.kept, found.descriptors)
