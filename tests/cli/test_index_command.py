@@ -75,6 +75,8 @@ for code, options in (2, ["nowhere"]), (0, ["shop"]), (0, ["shop", "--json"]):
     except SystemExit as end:
         assert (end.code or 0) == code
 assert not {"torch", "torchvision", "timm", "faiss", "pymilvus"} & set(sys.modules)
+from listwise.search.engines import store_exists
+assert not store_exists("nowhere.db") and "torch" not in sys.modules
 """
 
 

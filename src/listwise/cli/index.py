@@ -19,13 +19,11 @@ from listwise.cli.output import (
     stoppable,
 )
 from listwise.errors import InputError
-from listwise.optional import requires
 from listwise.progress import aligned
 
 if TYPE_CHECKING:
     from listwise import search
     from listwise.search.methods import TuningResult
-    from listwise.search.store import Store
 
 app = make_app(
     "Build an index of photos, add photos to it or remove them.",
@@ -531,7 +529,10 @@ def info(output: Output, index: str) -> None:
       listwise index info shop
       listwise index info shop --json
     """
-    with _open_store(index) as store:
+    require_index(index)
+    from listwise.search.engines import open_store  # without PyTorch, which takes seconds to import
+
+    with open_store(index) as store:
         facts = store.info()
     output.answer(facts)
     shown = [
@@ -541,20 +542,6 @@ def info(output: Output, index: str) -> None:
     ]
     for line in aligned(shown, left=2):
         output.say(line)
-
-
-def _open_store(index: str) -> "Store":
-    """Open an index; one in a folder without PyTorch, which takes seconds to import."""
-    require_index(index)
-    if "://" not in index and not index.rstrip("/").endswith(".db"):
-        with requires("index", "an index in a folder"):
-            from listwise.search.folder.store import FolderGenerations
-
-        if FolderGenerations.exists(index):
-            return FolderGenerations.open_index(index)
-    from listwise.search import open_store
-
-    return open_store(index)
 
 
 def _fact_text(name: str, value: Any) -> str:

@@ -15,8 +15,8 @@ from listwise.models.weights import MissingWeightsError
 from listwise.optional import requires
 from listwise.results import BenchmarkDescriptors
 from listwise.search import open_index
+from listwise.search.engines import store_exists
 from listwise.search.entries import entry_key
-from listwise.search.opening import store_exists
 from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.run import RUN_FILE, read_run
 from listwise.training.view import TrainView

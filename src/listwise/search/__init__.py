@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from listwise.search.checking import CheckResult
     from listwise.search.duplicates import DuplicateGroup
+    from listwise.search.engines import create_store, open_store
     from listwise.search.entries import DamagedIndexError, Entry, NewEntries
     from listwise.search.exact import ExactIndex, exact_search
     from listwise.search.filling import Added, add_descriptors, add_photos
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from listwise.search.index import Index
     from listwise.search.marks import Conflict, Mark, MarkedClass, MarkedQuery, Marks, MarkTable
     from listwise.search.methods import SearchIntent
-    from listwise.search.opening import check_index, create_store, open_index, open_store
+    from listwise.search.opening import check_index, open_index
     from listwise.search.options import SearchOptions
     from listwise.search.refinement import (
         VectorIndex,
@@ -44,7 +45,7 @@ __all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_score
 __all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_search"]
 __all__ += ["superglobal_scores"]
 
-_MODULES = ["checking", "duplicates", "entries", "exact", "filling", "filters"]
+_MODULES = ["checking", "duplicates", "engines", "entries", "exact", "filling", "filters"]
 _MODULES += ["generation", "hits", "index", "marks", "methods"]
 _MODULES += ["opening", "options", "refinement", "store", "stored_marks", "upgrading"]
 

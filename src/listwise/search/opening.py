@@ -10,11 +10,10 @@ from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.models.backbone import choose_backbone
-from listwise.optional import requires
 from listwise.search.checking import CheckResult
+from listwise.search.engines import create_store, engine_of, open_store, store_exists
 from listwise.search.generation import header_of
 from listwise.search.index import Index
-from listwise.search.store import Generations, IndexHeader, Store
 from listwise.settings import ExtractSettings, as_options
 
 
@@ -123,53 +122,13 @@ def check_index(
         >>> check_index("shop", repair=True).ok              # doctest: +SKIP
         True
     """
-    engine, place = _engine(str(uri))
+    engine, place = engine_of(str(uri))
     files = engine.check_files(place, repair) if engine.exists(place) else []
     if files and not repair:
         return CheckResult(damaged=files)
     with open_index(uri, model, device=device, create=False) as index:
         result = index.check(photos=photos, repair=repair, progress=progress)
     return replace(result, damaged=files + result.damaged, repaired=files + result.repaired)
-
-
-def store_exists(uri: str) -> bool:
-    """Whether an index exists at this place."""
-    engine, place = _engine(uri)
-    return engine.exists(place)
-
-
-def open_store(uri: str | Path) -> Store:
-    """Open the store of an index: a folder, `milvus://host:port/name`, or a `.db` file."""
-    engine, place = _engine(str(uri))
-    if not engine.exists(place):
-        raise InputError(f"no index at {uri}: create one with listwise index build {uri} PHOTOS")
-    return engine.open_index(place)
-
-
-def create_store(uri: str | Path, header: IndexHeader) -> Store:
-    """Create an empty index; `uri` is as in `open_index`."""
-    engine, place = _engine(str(uri))
-    if engine.exists(place):
-        raise InputError(f"an index at {uri} exists already: add to it, or give another name")
-    return engine.create_index(place, header)
-
-
-def _engine(uri: str) -> tuple[type[Generations], str]:
-    """The engine of an index, and its name for the place."""
-    # A file of milvus-lite is a folder, and shells complete folders with a slash.
-    file = uri.rstrip("/").endswith(".db")
-    if file or uri.startswith("milvus://"):
-        from listwise.search.milvus.store import MilvusGenerations
-
-        return MilvusGenerations, uri.rstrip("/") if file else uri
-    if "://" in uri:
-        raise InputError(
-            f"{uri}: an index is a folder, milvus://host:port/name, or a .db file of milvus-lite"
-        )
-    with requires("index", "an index in a folder"):
-        from listwise.search.folder.store import FolderGenerations
-
-    return FolderGenerations, uri
 
 
 def _check_settings(
