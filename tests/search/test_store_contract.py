@@ -294,14 +294,13 @@ def test_other_content_than_was_written_is_refused(index, monkeypatch):
     index.store_local()
     entries, rows = fill(index, 20)
     new = NewEntries(entries, rows, [b""] * 20, [b"local"] * 20)
-    changed = rows.copy()
-    changed[4, 2] += 1e-3
-    wrong = entries_module.new_sums(dataclasses.replace(new, descriptors=changed))
-    wrong["local_sum"][7] += 1
+    wrong = list(entries_module.new_rows(new))
+    wrong[4]["descriptor_sum"] ^= 1
+    wrong[7]["local_sum"] += 1
     with monkeypatch.context() as patch:
         # As if stored numbers had changed after their checksums were computed.
         for module in ("folder.table", "milvus.rows"):
-            patch.setattr(f"listwise.search.{module}.new_sums", lambda new: wrong)
+            patch.setattr(f"listwise.search.{module}.new_rows", lambda new: wrong)
         index.put(new)
     if index.engine == "embedded":
         index.close()  # forgets the descriptors in memory, and reads the table again

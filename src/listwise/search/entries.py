@@ -219,16 +219,17 @@ def content_sum(key: int, content: bytes | None) -> int:
     return len(content) << 32 | zlib.crc32(content, key & 0xFFFFFFFF) if content else NO_CONTENT
 
 
-def new_sums(new: NewEntries) -> dict[str, list[int]]:
-    """The checksums of new entries by column name: n numbers each."""
-    keys = [entry.key for entry in new.entries]
-    descriptors = np.asarray(new.descriptors, np.float32)
-    return {
-        "descriptor_sum": descriptor_sums(np.array(keys, np.int64), descriptors).tolist(),
-        "entry_sum": [entry_sum(as_row(entry)) for entry in new.entries],
-        "thumbnail_sum": list(map(content_sum, keys, new.thumbnails)),
-        "local_sum": list(map(content_sum, keys, new.local)),
-    }
+def new_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
+    """New entries as rows of `as_row` with thumbnail, local features, descriptor and checksums."""
+    keys = np.array([entry.key for entry in new.entries], np.int64)
+    descriptors = np.ascontiguousarray(new.descriptors, np.float32)
+    sums = descriptor_sums(keys, descriptors).tolist()
+    parts = zip(new.entries, descriptors, sums, new.thumbnails, new.local, strict=True)
+    for entry, descriptor, total, thumbnail, local in parts:
+        row = as_row(entry)
+        row |= {"entry_sum": entry_sum(row), "descriptor": descriptor, "descriptor_sum": total}
+        row |= {"thumbnail": thumbnail, "thumbnail_sum": content_sum(entry.key, thumbnail)}
+        yield row | {"local": local, "local_sum": content_sum(entry.key, local)}
 
 
 def read_entry(uri: str, row: Mapping[str, Any]) -> Entry:

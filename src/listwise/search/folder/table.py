@@ -21,11 +21,10 @@ from listwise.search.entries import (
     DamagedIndexError,
     Keys,
     NewEntries,
-    as_row,
     damage,
     damaged_entries,
     in_parts,
-    new_sums,
+    new_rows,
 )
 from listwise.search.folder import filtering
 from listwise.search.folder.database import Database, read_settings, write_settings
@@ -211,24 +210,17 @@ def drop(connection: sqlite3.Connection, positions: Collection[int]) -> None:
 
 def insert(connection: sqlite3.Connection, new: NewEntries, start: int) -> None:
     """Add entries from a position on."""
-    sums = new_sums(new)
-    positions = range(start, start + len(new.entries))
-    columns = ["position", "key", *ENTRY, *SUMS]
-    query = f"INSERT INTO entries ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-    parts = zip(*(sums[name] for name in ("entry_sum", *SUMS)), strict=True)
-    connection.executemany(
-        query,
-        [
-            (position, *as_row(entry).values(), *part)
-            for position, entry, part in zip(positions, new.entries, parts, strict=True)
-        ],
-    )
-    for table, contents in (("thumbnail", new.thumbnails), ("local", new.local)):
-        pairs = [pair for pair in zip(positions, contents, strict=True) if pair[1]]
-        connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", pairs)
-    keys = np.array([entry.key for entry in new.entries], np.int64)
-    _add_batch(connection, start, keys, np.array(sums["descriptor_sum"], np.int64))
-    filtering.add_attributes(connection, json.dumps([*positions]))
+    rows = [row | {"position": place} for place, row in enumerate(new_rows(new), start)]
+    columns = ("position", "key", *ENTRY, *SUMS)
+    values = ", ".join(f":{name}" for name in columns)
+    connection.executemany(f"INSERT INTO entries ({', '.join(columns)}) VALUES ({values})", rows)
+    for table in CONTENTS:
+        filled = [row for row in rows if row[table]]
+        connection.executemany(f"INSERT INTO {table} VALUES (:position, :{table})", filled)
+    names = ("key", "descriptor_sum")
+    keys, sums = (np.array([row[name] for row in rows], np.int64) for name in names)
+    _add_batch(connection, start, keys, sums)
+    filtering.add_attributes(connection, json.dumps([row["position"] for row in rows]))
 
 
 def _add_batch(connection: sqlite3.Connection, start: int, keys: Keys, sums: Keys) -> None:

@@ -11,10 +11,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from listwise.errors import InputError
-from listwise.search.entries import SUMS, VALUES, NewEntries, as_row, new_sums
+from listwise.search.entries import SUMS, VALUES, NewEntries, new_rows
 from listwise.search.filters import And, Comparison, Filter, Node, Not, number_in
 from listwise.search.milvus.connection import Field
 
@@ -40,16 +38,9 @@ def fields(dim: int) -> list[Field]:
 
 def as_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
     """Entries with their descriptors and thumbnails as rows."""
-    descriptors = np.ascontiguousarray(new.descriptors, np.float32)
-    sums = new_sums(new)
-    parts = zip(new.entries, descriptors, new.thumbnails, new.local, strict=True)
-    for number, (entry, descriptor, thumbnail, local) in enumerate(parts):
-        row = as_row(entry) | {
-            "thumbnail": base64.b64encode(thumbnail).decode(),
-            "local": base64.b64encode(local).decode(),
-            "descriptor": descriptor,
-            **{name: values[number] for name, values in sums.items()},
-        }
+    for entry, row in zip(new.entries, new_rows(new), strict=True):
+        for name in ("thumbnail", "local"):
+            row[name] = base64.b64encode(row[name]).decode()
         for name in _TEXTS:
             if len(str(row[name]).encode()) > _TEXT:
                 most = THUMBNAIL_BYTES if name == "thumbnail" else _TEXT
