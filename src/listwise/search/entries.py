@@ -228,8 +228,9 @@ def new_rows(new: NewEntries) -> Iterator[dict[str, Any]]:
     for entry, descriptor, total, thumbnail, local in parts:
         row = as_row(entry)
         row |= {"entry_sum": entry_sum(row), "descriptor": descriptor, "descriptor_sum": total}
-        row |= {"thumbnail": thumbnail, "thumbnail_sum": content_sum(entry.key, thumbnail)}
-        yield row | {"local": local, "local_sum": content_sum(entry.key, local)}
+        row |= {"thumbnail": thumbnail, "thumbnail_sum": content_sum(row["key"], thumbnail)}
+        row |= {"local": local, "local_sum": content_sum(row["key"], local)}
+        yield row
 
 
 def read_entry(uri: str, row: Mapping[str, Any]) -> Entry:

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,12 @@ def drop(connection: sqlite3.Connection, positions: Collection[int]) -> None:
 
 def insert(connection: sqlite3.Connection, new: NewEntries, start: int) -> None:
     """Add entries from a position on."""
-    rows = [row | {"position": place} for place, row in enumerate(new_rows(new), start)]
+    rows = list(new_rows(new))
+    for position, row in enumerate(rows, start):
+        row["position"] = position
     columns = ("position", "key", *ENTRY, *SUMS)
-    values = ", ".join(f":{name}" for name in columns)
-    connection.executemany(f"INSERT INTO entries ({', '.join(columns)}) VALUES ({values})", rows)
+    query = f"INSERT INTO entries ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    connection.executemany(query, map(itemgetter(*columns), rows))
     for table in CONTENTS:
         filled = [row for row in rows if row[table]]
         connection.executemany(f"INSERT INTO {table} VALUES (:position, :{table})", filled)
