@@ -42,23 +42,10 @@ from listwise.search.entries import (
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter
-from listwise.search.folder import filtering
+from listwise.search.folder import filtering, table
 from listwise.search.folder.database import Database, read_settings, write_settings
 from listwise.search.folder.descriptors import Descriptors, append_rows
 from listwise.search.folder.method import FolderMethod, read_codes, read_state
-from listwise.search.folder.table import (
-    AMONG,
-    CONTENTS,
-    SUMS,
-    TABLES,
-    Table,
-    create_descriptors,
-    database_path,
-    drop,
-    insert,
-    positions_of,
-    select,
-)
 from listwise.search.mark_log import MARKS, FolderMarks
 from listwise.search.store import (
     GenerationRecord,
@@ -93,7 +80,7 @@ class FolderStore(Store):
     def __init__(self, generations: "FolderGenerations") -> None:
         self.uri, self.generations = generations.uri, generations
         self.mark_log = FolderMarks(generations.root, generations.database)
-        self._table = Table(generations.root, generations)
+        self._table = table.Table(generations.root, generations)
         self.method = FolderMethod(self._table)
         self._matching: dict[tuple[str, Filter], Keys] = {}  # of recent filters, by version
         self._examined = ""  # the file of descriptors when the entries were examined
@@ -111,10 +98,10 @@ class FolderStore(Store):
             new = check_new(self, new)
             start = int(settings["rows"])
             keys = [entry.key for entry in new.entries]
-            drop(connection, positions_of(connection, keys).values())
+            table.drop(connection, table.positions_of(connection, keys).values())
             path = self.generations.root / settings["descriptors"]
             append_rows(path, np.asarray(new.descriptors), start)
-            insert(connection, new, start)
+            table.insert(connection, new, start)
             settings["rows"] = str(start + len(keys))
 
     def remove(self, keys: Sequence[int]) -> int:
@@ -130,8 +117,8 @@ class FolderStore(Store):
                 # between, the entries are still there to be removed again.
                 with generations.open(previous, aside=True) as earlier:
                     earlier.remove(keys)
-            positions = positions_of(connection, keys).values()
-            drop(connection, positions)
+            positions = table.positions_of(connection, keys).values()
+            table.drop(connection, positions)
             used = settings["descriptors"]
             self._table.compact(connection, settings)
         if settings["descriptors"] != used:
@@ -142,9 +129,9 @@ class FolderStore(Store):
     def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
         """Set an attribute of entries in one commit, or remove it if the value is empty."""
         with self._table.commit() as (connection, _):
-            positions = positions_of(connection, possible_keys(keys))
+            positions = table.positions_of(connection, possible_keys(keys))
             where = json.dumps([*positions.values()])
-            rows = list(select(connection, ENTRY, f"position {AMONG}", where))
+            rows = list(table.select(connection, ENTRY, f"position {table.AMONG}", where))
             filtering.drop_attributes(connection, where)
             for row in rows:
                 changed = as_row(with_attribute(read_entry(self.uri, row), name, value))
@@ -197,19 +184,19 @@ class FolderStore(Store):
         """Read descriptors by key, part by part: keys [n], rows [n, C]."""
         for part in in_parts(keys, _TOGETHER):
             with self._table.snapshot() as (connection, rows):
-                positions = [*positions_of(connection, part.tolist()).values()]
+                positions = [*table.positions_of(connection, part.tolist()).values()]
                 found = rows.read(np.array(positions, np.int64))
             yield rows.keys[positions], found
 
     def examine(self) -> Iterator[list[EntryCheck]]:
         """Read every entry and compare it with its checksums, part by part."""
-        columns = ("position", *ENTRY, *SUMS, *CONTENTS)
+        columns = ("position", *ENTRY, *table.SUMS, *table.CONTENTS)
         where = "position > ? ORDER BY position LIMIT ?"
         last = -1
         while True:
             with self._table.snapshot() as (connection, rows):
                 self._examined = rows.path.name
-                found = list(select(connection, columns, where, last, _TOGETHER))
+                found = list(table.select(connection, columns, where, last, _TOGETHER))
                 if not found:
                     return
                 checks = _examine(rows, found)
@@ -221,7 +208,7 @@ class FolderStore(Store):
         with self._table.commit() as (connection, settings):
             if settings["descriptors"] != self._examined:  # entries may have other positions now
                 raise InputError(f"{self.uri} was changed during the check: check it again")
-            drop(connection, places)
+            table.drop(connection, places)
             filtering.rebuild_attributes(connection)
 
     def refresh(self) -> None:
@@ -236,9 +223,9 @@ class FolderStore(Store):
         """Read the key and other columns of entries, part by part, in any order."""
         with self._table.database.reading() as connection:
             if values is None:
-                found = select(connection, columns)
+                found = table.select(connection, columns)
             else:
-                found = select(connection, columns, f"{by} {AMONG}", json.dumps(values))
+                found = table.select(connection, columns, f"{by} {table.AMONG}", json.dumps(values))
             while part := list(islice(found, _TOGETHER)):
                 yield part
 
@@ -306,7 +293,7 @@ class FolderGenerations(Generations):
             with made as database, database.writing() as connection:
                 if "record" in read_settings(connection, place):
                     raise InputError(f"an index at {root} exists already")
-                if int(_settings(database_path(root, 0), place).get("rows", "0")):
+                if int(_settings(table.database_path(root, 0), place).get("rows", "0")):
                     raise damage(place, f"{_ROOT} has lost its content")
                 _delete_all_but(root, set())  # of an unfinished attempt
                 _create_files(root, 0, header)
@@ -324,7 +311,7 @@ class FolderGenerations(Generations):
         if found and not repair:
             return found
         with closing(FolderGenerations(root, 0)) as generations:
-            path = database_path(root, generations.record().current)
+            path = table.database_path(root, generations.record().current)
         found += _check_database(path, place, repair)
         if found and not repair:
             return found
@@ -403,7 +390,7 @@ class FolderGenerations(Generations):
     @contextmanager
     def pausing(self) -> Iterator[None]:
         """Hold back changes of the entries by all processes, for the moment of a switch."""
-        entries = Database(database_path(self.root, self.number), self.uri)
+        entries = Database(table.database_path(self.root, self.number), self.uri)
         with closing(entries), entries.writing():
             self.check_current()
             yield
@@ -437,10 +424,10 @@ def _check_database(path: Path, uri: str, repair: bool) -> list[str]:
 
 def _create_files(root: Path, number: int, header: IndexHeader) -> None:
     """Create the files of an empty generation, unless they exist."""
-    made = closing(Database.create(database_path(root, number), str(root), TABLES))
+    made = closing(Database.create(table.database_path(root, number), str(root), table.TABLES))
     with made as database, database.writing() as connection:
         if not read_settings(connection, str(root)):
-            name = create_descriptors(root, number, 0)
+            name = table.create_descriptors(root, number, 0)
             settings = {"descriptors": name, "rows": "0", "version": "0"}
             write_settings(connection, {"header": header.model_dump_json(), **settings})
 
