@@ -120,6 +120,18 @@ def test_a_flipped_bit_is_refused_or_found_or_changes_nothing(damaged, original,
         assert "listwise index check" in message
 
 
+def test_a_value_of_another_type_is_damage(damaged):
+    database = damaged / "entries-0.sqlite"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE entries SET path = CAST(path AS BLOB) WHERE position = 7")
+        connection.execute("UPDATE thumbnail SET content = CAST(content AS TEXT)")  # the same bytes
+    with open_store(damaged) as store, pytest.raises(InputError, match="1 entry do not match"):
+        list(store)
+    assert len(check_index(damaged).damaged) == 1
+    assert len(check_index(damaged, repair=True).removed) == 1
+    assert check_index(damaged).ok
+
+
 @pytest.mark.parametrize("kind", ["index", "attributes", "codes", "descriptors"])
 def test_damaged_files_are_restored(damaged, model, queries, expected, kind):
     """What follows from the rest of an index is made again."""

@@ -207,8 +207,9 @@ def _weights(count: int) -> NDArray[np.uint64]:
 
 def entry_sum(row: Mapping[str, Any]) -> int:
     """The checksum of an entry's values and key; `row` is what `as_row` returns."""
-    values = [int(row["key"]), *(row[name] for name in VALUES)]
-    return zlib.crc32(json.dumps(values).encode())
+    values = [row[name] for name in ("key", *VALUES)]
+    # Damage can change the type of a value to bytes.
+    return zlib.crc32(json.dumps(values, default=repr).encode())
 
 
 def content_sum(key: int, content: bytes | None) -> int:

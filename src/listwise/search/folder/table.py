@@ -34,7 +34,7 @@ from listwise.search.store import Generations, IndexHeader
 
 SUMS = ("thumbnail_sum", "local_sum")
 CONTENTS = {  # columns that have a table of their own
-    name: f"(SELECT content FROM {name} WHERE position = entries.position)"
+    name: f"(SELECT CAST(content AS BLOB) FROM {name} WHERE position = entries.position)"
     for name in ("thumbnail", "local")
 }
 TABLES = f"""CREATE TABLE entries (
