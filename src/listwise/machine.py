@@ -4,7 +4,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -169,16 +169,41 @@ def seeded(
 
 
 def submit_ahead(
-    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int
+    pool: Executor,
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    ahead: int,
+    size: Callable[[Item], int] = lambda item: 0,
+    limit: int = 1,
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order; a pool computes that many results ahead."""
-    stream = iter(items)
-    waiting = deque(pool.submit(function, item) for item in islice(stream, ahead))
+    """Yield `function(item)` for each item, in order; a pool computes that many results ahead.
+
+    No further item is taken while those in work have the size `limit` or more together.
+    """
+    waiting, sizes = deque[Future[Result]](), deque[int]()
+
+    def submit(item: Item) -> Future[Result]:
+        sizes.append(size(item))
+        return pool.submit(function, item)
+
+    submitted = map(submit, items)
     try:
-        while waiting:
-            waiting.extend(pool.submit(function, item) for item in islice(stream, 1))
-            # No name keeps the result: it may be large.
+        while True:
+            before = -1
+            while before < len(waiting) <= ahead and sum(sizes) < limit:
+                before = len(waiting)
+                waiting.extend(islice(submitted, 1))
+            if not waiting:
+                return
+            # No name keeps an item or a result: they may be large.
             yield waiting.popleft().result()
+            sizes.popleft()
     finally:
         for future in waiting:
             future.cancel()
+
+
+def drain(items: deque[Item]) -> Iterator[Item]:
+    """Yield the items, and forget each one that was used: a file with its content is large."""
+    while items:
+        yield items.popleft()

@@ -25,6 +25,7 @@ from listwise.data import (
     read_images,
     whole_image,
 )
+from listwise.data import workers as data_workers
 from listwise.data.photos import photo_digest
 from listwise.data.pipeline import batch_by_shape
 from listwise.descriptors import Model, extract
@@ -122,6 +123,24 @@ def test_everything_that_a_file_gives(tmp_path, turn, box):
     assert np.array_equal(whole.pixels.permute(1, 2, 0), np.asarray(expected))
     assert whole.thumbnail == b""
     assert file.digest() == photo_digest(file.content, box)
+
+
+def test_few_large_files_are_held_in_memory(photos, monkeypatch):
+    content = (photos / "class0" / "0.jpg").read_bytes()
+    large = content + bytes(2**20)
+    monkeypatch.setattr(pipeline, "SAMPLE_BYTES", 2 * len(large))
+    monkeypatch.setattr(data_workers, "AHEAD_BYTES", 2 * len(large))
+    given, most = [], 0
+
+    def files():
+        for number in range(12):
+            given.append(number)
+            yield PhotoFile("a.jpg", None, large)
+
+    for taken, photo in enumerate(decode_photos(files(), Decoding(32), workers=2)):
+        assert isinstance(photo, DecodedPhoto)
+        most = max(most, len(given) - taken)
+    assert most == 2
 
 
 def test_a_large_file_of_another_kind_is_not_read(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -11,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from listwise.data import load_image, read_images
+from listwise.data import PhotoFile, load_image, read_images
 from listwise.data.photos import THUMBNAIL_BYTES, thumbnail
 from listwise.descriptors import extract, load_model
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
-from listwise.search import add_descriptors, add_photos, create_store, header_of
+from listwise.search import add_descriptors, add_photos, create_store, filling, header_of
 from listwise.search.entries import entry_key
 from listwise.search.filling import thumbnail_from_photo
 
@@ -58,6 +59,25 @@ def test_photos_are_found_with_all_that_is_known_of_them(index, model, photos, t
     scores, keys = index.search(expected, 1)
     assert keys[:, 0].tolist() == [boxed.key, whole.key]
     assert np.allclose(scores, 1, atol=1e-5)
+
+
+def test_large_files_are_read_in_small_groups(photos, monkeypatch):
+    files = [PhotoFile(str(path)) for path in sorted(photos.rglob("*.jpg"))]
+    monkeypatch.setattr(filling, "READ_BYTES", os.stat(files[0].path).st_size + 1)
+    with ThreadPoolExecutor() as pool:
+        groups = list(filling.read_groups(pool, files, lambda file: file))
+    assert list(chain(*groups)) == files
+    assert {len(group) for group in groups} <= {1, 2, 3}
+
+
+def test_photos_are_committed_every_few_seconds(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(filling.time, "monotonic", lambda: now)
+    sizes, found = filling.part_sizes(64), []
+    for seconds in [0.01] * 8 + [1] * 6 + [20] * 2:  # per photo
+        found.append(next(sizes))
+        now += seconds * found[-1]
+    assert found == [2, 4, 8, 16, 32, 64, 64, 64, 64, 3, 3, 3, 3, 3, 3, 1]
 
 
 def test_the_same_photo_twice_is_one_entry(index, model, own):
@@ -221,7 +241,9 @@ def test_descriptor_files_go_in_as_they_are(index, model, photos, tmp_path):
     assert index.get(keys)[keys[0]].path == str(photos / file.ids[0])
     assert index.thumbnail(keys[0])
     other = extract(model, read_images(photos), tmp_path / "b.parquet", max_side=40, workers=0)
-    with pytest.raises(InputError, match=r"--max-side 40 .* listwise extract .*b\.parquet --max-side"):
+    with pytest.raises(
+        InputError, match=r"--max-side 40 .* extract .*b\.parquet --max-side"
+    ):
         add_descriptors(index, other)
     table = 'path,box\n{0},"0,0,30,30"\n{0},"10,10,40,40"\n'
     (tmp_path / "t.csv").write_text(table.format(photos / "class0" / "0.jpg"))

@@ -3,13 +3,13 @@
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice, repeat
 from operator import length_hint
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from listwise.data.gpu_photos import decode_on_gpu, gpu_decodes
 from listwise.data.images import ImageError
 from listwise.data.photos import DecodedPhoto, Decoding, PhotoFile, decode_or_error
 from listwise.data.workers import map_in_processes
-from listwise.machine import submit_ahead
+from listwise.machine import drain, submit_ahead
+
+Item = TypeVar("Item")
 
 CPU = torch.device("cpu")
 # Photos that a worker decodes at a time: at most CHUNK, and no more after CHUNK_BYTES of files, so
@@ -29,8 +31,9 @@ CHUNK = 4
 CHUNK_BYTES = 2**20
 # Starting a worker takes about as long as decoding JPEG files of this many bytes.
 START_BYTES = 2**20
-# Photos whose file sizes are read to decide how many workers to start.
-SAMPLE = 64
+# Photos whose file sizes are read to decide how many workers to start, and no more after so many
+# bytes.
+SAMPLE, SAMPLE_BYTES = 64, 2**26
 # Chunks that a GPU decodes ahead of those in use, and chunks whose photos may still be in use.
 DECODED_AHEAD = 3
 CHUNKS_AHEAD = 2
@@ -71,14 +74,17 @@ def _decode_by_workers(
 ) -> Generator[DecodedPhoto | ImageError, None, None]:
     expected = length_hint(files, 10**9)
     stream = iter(files)
-    sample = list(islice(stream, SAMPLE)) if workers else []
+    first = islice(stream, SAMPLE if workers else 0)
+    sample = deque(next(in_groups(_sized(first), SAMPLE, SAMPLE_BYTES), []))
     count = min(workers, _worthwhile_workers(sample, expected, how))
+    stream = chain(drain(sample), stream)
     if not count:
-        for file in chain(sample, stream):
+        for file in stream:
             yield decode_or_error(file, how)
         return
-    chunks = _chunks(chain(sample, stream))
-    with closing(map_in_processes(partial(_decode_chunk, how), chunks, count)) as decoded:
+    chunks = in_groups(_sized(stream), CHUNK, CHUNK_BYTES)
+    decode = partial(_decode_chunk, how)
+    with closing(map_in_processes(decode, chunks, count, _content_bytes)) as decoded:
         for photo, pixels in chain.from_iterable(decoded):
             if isinstance(photo, DecodedPhoto):
                 photo = photo._replace(pixels=torch.from_numpy(pixels))
@@ -99,19 +105,23 @@ def _decode_chunk(
     ]
 
 
-def _worthwhile_workers(sample: list[PhotoFile], expected: int, how: Decoding) -> int:
+def _worthwhile_workers(sample: Sequence[PhotoFile], expected: int, how: Decoding) -> int:
     """Return how many workers minimize the time to start them and to decode; 0 for few photos."""
+    known = sum(map(file_bytes, sample))
     if not sample:
         return 0
+    if len(sample) == SAMPLE or known >= SAMPLE_BYTES:  # there may be more photos
+        expected = max(expected, len(sample))
+        known = known * expected // len(sample)
+    else:
+        expected = len(sample)
     if how.local is not None:  # takes far longer than starting a worker
-        return math.ceil(len(sample) / CHUNK)
-    known = sum(_file_bytes(file) for file in sample)
-    if len(sample) == SAMPLE:
-        known = known * max(expected, SAMPLE) // SAMPLE
+        return math.ceil(min(expected, SAMPLE) / CHUNK)
     return math.ceil(math.sqrt(known / START_BYTES)) if known > START_BYTES else 0
 
 
-def _file_bytes(file: PhotoFile) -> int:
+def file_bytes(file: PhotoFile) -> int:
+    """Return the size of a file; 0 if it cannot be read."""
     if file.content is not None:
         return len(file.content)
     try:
@@ -120,18 +130,26 @@ def _file_bytes(file: PhotoFile) -> int:
         return 0
 
 
-def _chunks(files: Iterator[PhotoFile]) -> Iterator[list[PhotoFile]]:
-    """Yield a few files at a time."""
-    chunk: list[PhotoFile] = []
-    size = 0
-    for file in files:
-        chunk.append(file)
-        size += _file_bytes(file)
-        if len(chunk) == CHUNK or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _sized(files: Iterable[PhotoFile]) -> Iterator[tuple[PhotoFile, int]]:
+    return ((file, file_bytes(file)) for file in files)
+
+
+def _content_bytes(files: list[PhotoFile]) -> int:
+    return sum(len(file.content or b"") for file in files)
+
+
+def in_groups(sized: Iterable[tuple[Item, int]], count: int, size: int) -> Iterator[list[Item]]:
+    """Group items, given with their sizes: a group ends at `count` items, or `size` in all."""
+    group: list[Item] = []
+    total = 0
+    for item, own in sized:
+        group.append(item)
+        total += own
+        if len(group) == count or total >= size:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 def _flat(

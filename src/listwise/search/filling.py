@@ -1,14 +1,15 @@
 """Add photos to an index part by part, and skip those that it already holds."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -16,21 +17,25 @@ from PIL import Image
 from listwise.data import Decoding, ImageError, Images, PhotoFile, decode_photos
 from listwise.data.catalog import image_files, is_one_photo, photos_of
 from listwise.data.photos import THUMBNAIL_SIDE
+from listwise.data.pipeline import file_bytes, in_groups
 from listwise.descriptors import DescriptorFile, Model
 from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
-from listwise.machine import core_count
+from listwise.machine import core_count, drain
 from listwise.models.embed import Described
 from listwise.search.entries import LABEL, Entry, NewEntries, entry_key, in_parts
 from listwise.search.generation import Generation
 from listwise.search.store import Store, with_contents
 
-READ = 64  # files that are read together and held in memory
-# Photos that are committed together: a few seconds of work.
-COMMITTED = {"cpu": 8, "cuda": 2048}
+# Files that are read together and held in memory: at most READ, and no more after READ_BYTES.
+READ, READ_BYTES = 64, 2**26
+# Photos that are committed together: those of a few seconds, and no more than these.
+COMMITTED = {"cpu": 64, "cuda": 2048}
+COMMIT_SECONDS = 3.0
 LOCAL_PART = 256  # entries whose local features are written in one step
 LARGE = 1024  # a JPEG file is decoded at a fraction of its size if its sides stay this long
 
+Item = TypeVar("Item")
 NewPhoto = tuple[Entry, PhotoFile]
 """A new entry, and its file with the content."""
 
@@ -145,24 +150,46 @@ def describe_entries(
     The model is loaded when the first photo is there. The options are those of
     `Model.describe_parts`, and `count` is the maximum number of photos.
     """
-    first = next(photos, None)
-    if first is None:
+    first = deque(islice(photos, 1))
+    if not first:
         return
     waiting: deque[Entry] = deque()  # of the photos that are being decoded, without their content
 
     def files() -> Iterator[PhotoFile]:
-        for entry, file in chain([first], photos):
+        for entry, file in chain(drain(first), photos):
             waiting.append(entry)
             yield file
 
     model = generation.model
-    sizes = repeat(COMMITTED["cuda" if model.device.type == "cuda" else "cpu"])
-    parts = model.describe_parts(files(), sizes, generation.settings, photos=count, **options)
+    sizes = part_sizes(COMMITTED["cuda" if model.device.type == "cuda" else "cpu"])
+    parts = model.describe_parts(files(), sizes, generation.settings, **options)
     with closing(parts):
         for found in parts:
             part = [waiting.popleft() for _ in range(len(found.kept) + len(found.errors))]
             left_out = sorted(set(range(len(part))) - set(found.kept))
             yield [part[place] for place in found.kept], [part[place] for place in left_out], found
+
+
+def part_sizes(most: int) -> Iterator[int]:
+    """Yield how many photos to commit together, by the time that the photos before took."""
+    size = max(1, most // 32)
+    while True:
+        started = time.monotonic()
+        yield size
+        rate = size / max(time.monotonic() - started, 1e-6)
+        size = max(1, min(most, 2 * size, int(rate * COMMIT_SECONDS)))
+
+
+def read_groups(
+    pool: ThreadPoolExecutor, items: Sequence[Item], file: Callable[[Item], PhotoFile]
+) -> Iterator[list[Item]]:
+    """Group items whose files are read together and held in memory."""
+    sized = (
+        pair
+        for part in in_parts(items, READ)
+        for pair in zip(part, pool.map(lambda item: file_bytes(file(item)), part), strict=True)
+    )
+    return in_groups(sized, READ, READ_BYTES)
 
 
 def _new_photos(
@@ -171,11 +198,12 @@ def _new_photos(
     """Find the photos to describe, with their content, and update the entries of the others."""
     taken: set[str] = set()
     with ThreadPoolExecutor() as pool:
-        for positions in in_parts(range(len(images)), READ):
+        for positions in read_groups(pool, range(len(images)), images.file):
             read = list(pool.map(partial(_read_photo, images), positions))
-            wanted = _find_new(store, read, taken, result)
+            wanted = deque(_find_new(store, read, taken, result))
             on_progress(len(read) - len(wanted))
-            yield from wanted
+            del read
+            yield from drain(wanted)
 
 
 def add_descriptors(

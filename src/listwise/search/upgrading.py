@@ -21,7 +21,7 @@ from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.progress import counting
 from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
-from listwise.search.filling import READ, NewPhoto, describe_entries, file_of
+from listwise.search.filling import NewPhoto, describe_entries, file_of, read_groups
 from listwise.search.generation import Generation, header_of
 from listwise.search.hits import Hit, nearest_others
 from listwise.search.methods import Note
@@ -236,7 +236,7 @@ class _Copy:
                 advance(len(copied))
             done = {entry.key for entry in copied}
             wanted = [entry for key, entry in entries.items() if key not in done]
-            for some in in_parts(wanted, READ):
+            for some in read_groups(pool, wanted, file_of):
                 for entry, file in zip(some, pool.map(_read, some), strict=True):
                     if isinstance(file, str):
                         self._fail(entry, file)
