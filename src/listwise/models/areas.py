@@ -148,10 +148,6 @@ class OwnAreas(TorchFunctionMode):
         kernel, stride, dilation = _shape(weight), _pair(stride), _pair(dilation)
         if kernel != (1, 1) and not filled:
             area.fill_outside(x)
-        if padding == "same":
-            x = _same_padded(x, area, kernel, stride, dilation)
-            output = F.conv2d(x, weight, bias, stride, 0, dilation, groups)
-            return self._made(area, output, lambda sides, i: -(-sides // stride[i]))
         padding = _pair(0 if padding == "valid" else padding)
         output = _convolve(x, weight, bias, stride, padding, dilation, groups)
         return self._made(area, output, _Strided(kernel, stride, padding, dilation))
@@ -263,35 +259,6 @@ class _Strided:
         outputs = -(-span // stride) + 1
         # A window that would start behind the photo and its left padding is left out.
         return outputs - ((outputs - 1) * stride >= sides + padding)
-
-
-def _same_padded(
-    x: Tensor,
-    area: _Area,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:
-    """Pad photos as TensorFlow does: the padding before a photo depends on the photo's side."""
-    starts, lengths, before, after = [], [], [], []
-    for i in (0, 1):
-        reach = dilation[i] * (kernel[i] - 1) + 1
-        sides = area.sizes[:, i]
-        needed = (-(-sides // stride[i]) - 1) * stride[i] + reach
-        left = np.maximum(needed - sides, 0) // 2
-        lengths.append((-(-area.canvas[i] // stride[i]) - 1) * stride[i] + reach)
-        before.append(int(left.max()))
-        after.append(max(0, lengths[i] - area.canvas[i] - int(left.min())))
-        starts.append(before[i] - left)
-    x = F.pad(x, (before[1], after[1], before[0], after[0]))
-    corners = list(zip(*(start.tolist() for start in starts), strict=True))
-    height, width = lengths
-    if len(set(corners)) == 1:
-        ((top, left),) = set(corners)
-        return x[:, :, top : top + height, left : left + width]
-    return torch.cat(
-        [x[n : n + 1, :, t : t + height, s : s + width] for n, (t, s) in enumerate(corners)]
-    )
 
 
 def _shape(x: Tensor) -> tuple[int, int]:

@@ -14,14 +14,11 @@ gives other descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from timm.layers import Conv2dSame
-from torch import Tensor, nn
+from torch import Tensor
 
 from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
@@ -48,10 +45,6 @@ class MixedNet:
         twin = sharing_copy(net).eval()
         assert isinstance(twin, RetrievalNet)
         self._net = twin
-        for parent in list(twin.modules()):
-            for name, child in parent.named_children():
-                if isinstance(child, Conv2dSame):
-                    setattr(parent, name, _SamePadding(child))
 
     def __call__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of some heights and widths in canvases [B, 3, H, W]: [B, dim].
@@ -133,20 +126,3 @@ def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
     size = torch.where(size > 0, size, inputs**-0.5)
     noise = torch.empty_like(tensor).uniform_(-1, 1, generator=generator)
     tensor.add_(0.1 * size * (noise + 0.5 * noise.sign()))
-
-
-class _SamePadding(nn.Module):
-    """A convolution with the padding of TensorFlow, which depends on the size of each photo.
-
-    It passes the padding on to `OwnAreas`.
-    """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute feature maps: [B, I, h, w] -> [B, O, H, W]."""
-        conv = self.conv
-        how: Any = conv.stride, "same", conv.dilation, conv.groups
-        return F.conv2d(x, conv.weight, conv.bias, *how)
