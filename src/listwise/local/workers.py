@@ -57,7 +57,6 @@ class Workers:
 
 
 def _start() -> None:
-
     start_worker()
     threadpool_limits(1)
 
