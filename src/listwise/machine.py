@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -173,31 +172,28 @@ def submit_ahead(
     function: Callable[[Item], Result],
     items: Iterable[Item],
     ahead: int,
-    size: Callable[[Item], int] = lambda item: 0,
-    limit: int = 1,
+    weight: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Result]:
     """Yield `function(item)` for each item, in order; a pool computes that many results ahead.
 
-    No further item is taken while those in work have the size `limit` or more together.
+    A large item may have the `weight` of several, so that those in work do not fill the memory.
     """
-    waiting, sizes = deque[Future[Result]](), deque[int]()
+    waiting, weights = deque[Future[Result]](), deque[int]()
 
     def submit(item: Item) -> Future[Result]:
-        sizes.append(size(item))
+        weights.append(weight(item))
         return pool.submit(function, item)
 
     submitted = map(submit, items)
     try:
         while True:
-            before = -1
-            while before < len(waiting) <= ahead and sum(sizes) < limit:
-                before = len(waiting)
-                waiting.extend(islice(submitted, 1))
+            room = iter(lambda: sum(weights) <= ahead, False)
+            waiting.extend(map(lambda _, new: new, room, submitted))
             if not waiting:
                 return
             # No name keeps an item or a result: they may be large.
             yield waiting.popleft().result()
-            sizes.popleft()
+            weights.popleft()
     finally:
         for future in waiting:
             future.cancel()

@@ -25,7 +25,6 @@ from listwise.data import (
     read_images,
     whole_image,
 )
-from listwise.data import workers as data_workers
 from listwise.data.photos import photo_digest
 from listwise.data.pipeline import batch_by_shape
 from listwise.descriptors import Model, extract
@@ -129,7 +128,7 @@ def test_few_large_files_are_held_in_memory(photos, monkeypatch):
     content = (photos / "class0" / "0.jpg").read_bytes()
     large = content + bytes(2**20)
     monkeypatch.setattr(pipeline, "SAMPLE_BYTES", 2 * len(large))
-    monkeypatch.setattr(data_workers, "AHEAD_BYTES", 2 * len(large))
+    monkeypatch.setattr(pipeline, "WEIGHT_BYTES", 2**18)
     given, most = [], 0
 
     def files():
@@ -140,7 +139,7 @@ def test_few_large_files_are_held_in_memory(photos, monkeypatch):
     for taken, photo in enumerate(decode_photos(files(), Decoding(32), workers=2)):
         assert isinstance(photo, DecodedPhoto)
         most = max(most, len(given) - taken)
-    assert most == 2
+    assert most <= 3
 
 
 def test_a_large_file_of_another_kind_is_not_read(tmp_path):

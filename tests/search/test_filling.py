@@ -4,7 +4,6 @@ import dataclasses
 import io
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -64,8 +63,7 @@ def test_photos_are_found_with_all_that_is_known_of_them(index, model, photos, t
 def test_large_files_are_read_in_small_groups(photos, monkeypatch):
     files = [PhotoFile(str(path)) for path in sorted(photos.rglob("*.jpg"))]
     monkeypatch.setattr(filling, "READ_BYTES", os.stat(files[0].path).st_size + 1)
-    with ThreadPoolExecutor() as pool:
-        groups = list(filling.read_groups(pool, files, lambda file: file))
+    groups = list(filling.read_groups(files, lambda file: file))
     assert list(chain(*groups)) == files
     assert {len(group) for group in groups} <= {1, 2, 3}
 

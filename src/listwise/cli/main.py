@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import warnings
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -90,8 +91,9 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
+            # "once" would forget what it has shown whenever another library changes the filters.
             warnings.simplefilter("always", ListwiseWarning)
-            warnings.showwarning = partial(_show_warning, set())
+            warnings.showwarning = partial(_show_warning, cache(Output(json=True).note))
             code = app(prog_name="listwise", standalone_mode=False)
         if sys.stdout is not None:  # it is None if it was closed before the start
             sys.stdout.flush()
@@ -123,13 +125,11 @@ _show_python_warning = warnings.showwarning
 
 
 def _show_warning(
-    shown: set[str], message: Warning | str, category: type[Warning], *where: Any
+    note: Callable[[str], None], message: Warning | str, category: type[Warning], *where: Any
 ) -> None:
-    """Print a warning of Listwise as a note, once; others are meant for programmers."""
+    """Print a warning of Listwise as a note; others are meant for programmers."""
     if issubclass(category, ListwiseWarning):
-        if str(message) not in shown:  # Python forgets what it has shown when filters change
-            shown.add(str(message))
-            Output(json=True).note(str(message))
+        note(str(message))
     elif sys.warnoptions:
         _show_python_warning(message, category, *where)
 

@@ -29,11 +29,13 @@ CPU = torch.device("cpu")
 # that large photos need little memory.
 CHUNK = 4
 CHUNK_BYTES = 2**20
+# A chunk with this many bytes in memory has the weight of two, so that few of them are in work.
+WEIGHT_BYTES = 2**23
 # Starting a worker takes about as long as decoding JPEG files of this many bytes.
 START_BYTES = 2**20
-# Photos whose file sizes are read to decide how many workers to start, and no more after so many
-# bytes.
-SAMPLE, SAMPLE_BYTES = 64, 2**26
+# Photos whose file sizes are read to decide how many workers to start, and no more after
+# SAMPLE_BYTES in memory.
+SAMPLE, SAMPLE_BYTES = 64, 2**27
 # Chunks that a GPU decodes ahead of those in use, and chunks whose photos may still be in use.
 DECODED_AHEAD = 3
 CHUNKS_AHEAD = 2
@@ -75,16 +77,16 @@ def _decode_by_workers(
     expected = length_hint(files, 10**9)
     stream = iter(files)
     first = islice(stream, SAMPLE if workers else 0)
-    sample = deque(next(in_groups(_sized(first), SAMPLE, SAMPLE_BYTES), []))
+    sample = deque(next(in_groups(first, SAMPLE, SAMPLE_BYTES, _held_bytes), []))
     count = min(workers, _worthwhile_workers(sample, expected, how))
     stream = chain(drain(sample), stream)
     if not count:
         for file in stream:
             yield decode_or_error(file, how)
         return
-    chunks = in_groups(_sized(stream), CHUNK, CHUNK_BYTES)
+    chunks = in_groups(stream, CHUNK, CHUNK_BYTES, file_bytes)
     decode = partial(_decode_chunk, how)
-    with closing(map_in_processes(decode, chunks, count, _content_bytes)) as decoded:
+    with closing(map_in_processes(decode, chunks, count, _weight)) as decoded:
         for photo, pixels in chain.from_iterable(decoded):
             if isinstance(photo, DecodedPhoto):
                 photo = photo._replace(pixels=torch.from_numpy(pixels))
@@ -107,16 +109,13 @@ def _decode_chunk(
 
 def _worthwhile_workers(sample: Sequence[PhotoFile], expected: int, how: Decoding) -> int:
     """Return how many workers minimize the time to start them and to decode; 0 for few photos."""
-    known = sum(map(file_bytes, sample))
     if not sample:
         return 0
-    if len(sample) == SAMPLE or known >= SAMPLE_BYTES:  # there may be more photos
-        expected = max(expected, len(sample))
-        known = known * expected // len(sample)
-    else:
-        expected = len(sample)
     if how.local is not None:  # takes far longer than starting a worker
-        return math.ceil(min(expected, SAMPLE) / CHUNK)
+        return math.ceil(len(sample) / CHUNK)
+    known = sum(map(file_bytes, sample))
+    if len(sample) == SAMPLE:
+        known = known * max(expected, SAMPLE) // SAMPLE
     return math.ceil(math.sqrt(known / START_BYTES)) if known > START_BYTES else 0
 
 
@@ -130,22 +129,24 @@ def file_bytes(file: PhotoFile) -> int:
         return 0
 
 
-def _sized(files: Iterable[PhotoFile]) -> Iterator[tuple[PhotoFile, int]]:
-    return ((file, file_bytes(file)) for file in files)
+def _held_bytes(file: PhotoFile) -> int:
+    return len(file.content or b"")
 
 
-def _content_bytes(files: list[PhotoFile]) -> int:
-    return sum(len(file.content or b"") for file in files)
+def _weight(files: list[PhotoFile]) -> int:
+    return 1 + sum(map(_held_bytes, files)) // WEIGHT_BYTES
 
 
-def in_groups(sized: Iterable[tuple[Item, int]], count: int, size: int) -> Iterator[list[Item]]:
-    """Group items, given with their sizes: a group ends at `count` items, or `size` in all."""
+def in_groups(
+    items: Iterable[Item], count: int, limit: int, size: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Group items: a group ends at `count` items, or when their sizes reach the limit."""
     group: list[Item] = []
     total = 0
-    for item, own in sized:
+    for item in items:
         group.append(item)
-        total += own
-        if len(group) == count or total >= size:
+        total += size(item)
+        if len(group) == count or total >= limit:
             yield group
             group, total = [], 0
     if group:

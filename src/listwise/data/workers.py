@@ -21,7 +21,6 @@ from listwise.errors import InputError
 from listwise.machine import submit_ahead
 
 AHEAD = 3  # items of each worker that are processed or waiting
-AHEAD_BYTES = 2**26  # of all items that are processed or waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,17 +31,17 @@ def map_in_processes(
     function: Callable[[Item], Result],
     items: Iterable[Item],
     workers: int,
-    size: Callable[[Item], int] = lambda item: 0,
+    weight: Callable[[Item], int] = lambda item: 1,
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for each item, in order, computed by worker processes.
 
-    Items are taken a little ahead; `size` returns the bytes of an item, so that large ones do not
-    fill the memory. The processes end when the generator is closed.
+    Items are taken a little ahead; a large one may have the `weight` of several. The processes end
+    when the generator is closed.
     """
     setup = function, multiprocessing.Lock()
     pool = ProcessPoolExecutor(workers, initializer=_start_with, initargs=setup)
     try:
-        yield from submit_ahead(pool, _run, items, AHEAD * workers, size, AHEAD_BYTES)
+        yield from submit_ahead(pool, _run, items, AHEAD * workers, weight)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -126,15 +126,8 @@ def learn_whitening(
         # A source may list a photo several times with different boxes, so ids are positions.
         numbered = replace(source, ids=tuple(map(str, range(len(source)))))
         kept = folder / "whitening.parquet"
-        file = extract(
-            model,
-            numbered,
-            kept,
-            max_side=max_side,
-            scales=scales,
-            on_progress=on_progress,
-            on_note=on_note,
-        )
+        how: dict[str, Any] = {"max_side": max_side, "scales": scales}
+        file = extract(model, numbered, kept, **how, on_progress=on_progress, on_note=on_note)
         found = source.subset([int(position) for position in file.ids])
         images = found if isinstance(found, LabelledImages) else None
         try:

@@ -97,7 +97,7 @@ def _repair_entries(
         store.header.check(generation.model.fingerprint, store.uri)
     photos = ((entry, file_of(entry)) for entry in usable)
     options = {"thumbnails": True, "local": local_encoder(store)}
-    with closing(describe_entries(generation, photos, len(usable), **options)) as parts:
+    with closing(describe_entries(generation, photos, **options)) as parts:
         for kept, _, found in parts:
             store.put(NewEntries(kept, found.descriptors, found.thumbnails, found.local))
             result.repaired += [entry.id for entry in kept]

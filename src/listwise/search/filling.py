@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -125,7 +125,6 @@ def add_photos(
         describe_entries(
             Generation(store, model),
             _new_photos(store, images, result, on_progress),
-            len(images),
             thumbnails=thumbnails,
             local=local_encoder(store),
             workers=workers,
@@ -143,12 +142,12 @@ def add_photos(
 
 
 def describe_entries(
-    generation: Generation, photos: Iterator[NewPhoto], count: int, **options: Any
+    generation: Generation, photos: Iterator[NewPhoto], **options: Any
 ) -> Generator[tuple[list[Entry], list[Entry], Described], None, None]:
     """Describe new entries part by part: those that were described, the others, and the result.
 
     The model is loaded when the first photo is there. The options are those of
-    `Model.describe_parts`, and `count` is the maximum number of photos.
+    `Model.describe_parts`.
     """
     first = deque(islice(photos, 1))
     if not first:
@@ -180,16 +179,9 @@ def part_sizes(most: int) -> Iterator[int]:
         size = max(1, min(most, 2 * size, int(rate * COMMIT_SECONDS)))
 
 
-def read_groups(
-    pool: ThreadPoolExecutor, items: Sequence[Item], file: Callable[[Item], PhotoFile]
-) -> Iterator[list[Item]]:
-    """Group items whose files are read together and held in memory."""
-    sized = (
-        pair
-        for part in in_parts(items, READ)
-        for pair in zip(part, pool.map(lambda item: file_bytes(file(item)), part), strict=True)
-    )
-    return in_groups(sized, READ, READ_BYTES)
+def read_groups(photos: Iterable[Item], file: Callable[[Item], PhotoFile]) -> Iterator[list[Item]]:
+    """Group photos whose files are read together and held in memory."""
+    return in_groups(photos, READ, READ_BYTES, lambda photo: file_bytes(file(photo)))
 
 
 def _new_photos(
@@ -198,7 +190,7 @@ def _new_photos(
     """Find the photos to describe, with their content, and update the entries of the others."""
     taken: set[str] = set()
     with ThreadPoolExecutor() as pool:
-        for positions in read_groups(pool, range(len(images)), images.file):
+        for positions in read_groups(range(len(images)), images.file):
             read = list(pool.map(partial(_read_photo, images), positions))
             wanted = deque(_find_new(store, read, taken, result))
             on_progress(len(read) - len(wanted))

@@ -207,9 +207,7 @@ class _Copy:
         with counting(label, len(changed), show) as advance, ThreadPoolExecutor() as pool:
             photos = self._new_photos(changed, pool, advance)
             options = {"workers": self._options.workers, "on_progress": advance}
-            with closing(
-                describe_entries(self._generation, photos, len(changed), **options)
-            ) as parts:
+            with closing(describe_entries(self._generation, photos, **options)) as parts:
                 for entries, unread, found in parts:
                     self._put(entries, found.descriptors)
                     self._described += len(entries)
@@ -236,7 +234,7 @@ class _Copy:
                 advance(len(copied))
             done = {entry.key for entry in copied}
             wanted = [entry for key, entry in entries.items() if key not in done]
-            for some in read_groups(pool, wanted, file_of):
+            for some in read_groups(wanted, file_of):
                 for entry, file in zip(some, pool.map(_read, some), strict=True):
                     if isinstance(file, str):
                         self._fail(entry, file)
