@@ -49,7 +49,7 @@ def camera(tmp_path_factory):
         photo, _ = take_photo(house, draw_viewpoint("easy", rng), rng, size)
         turned = Image.Exif()
         turned[0x0112] = 6  # the camera was held upright
-        exif = turned if name == "4032" else Image.Exif()
+        exif = Image.Exif() if name == "1600" else turned
         if name.startswith("108"):
             photo = photo.resize((12000, 9000))
         photo.save(folder / f"{name}.jpg", quality=90, exif=exif)
@@ -79,7 +79,10 @@ def check_first(results, name):
 
 def check_index(index, camera):
     for path in sorted(camera.iterdir()):
-        check_first([(hit.id, hit.score) for hit in index.search(path, 2)], path.name)
+        _, second = hits = index.search(path, 2)
+        check_first([(hit.id, hit.score) for hit in hits], path.name)
+        (nearest,) = index.search(like=index.entry(path.name).key, k=1)  # without the entry itself
+        assert (nearest.id, nearest.score) == (second.id, pytest.approx(second.score, abs=1e-4))
 
 
 def test_python(place, camera, model):
@@ -104,7 +107,7 @@ def test_a_box_is_the_same_part_at_every_size(place, camera):
 
 
 def test_command(place, camera):
-    for name in ("4032.jpg", "108 megapixels.jpg"):
+    for name in ("362.jpg", "4032.jpg", "108 megapixels.jpg"):
         found = programs.listwise("search", place, camera / name, "-k", 2, "--json")
         answer, _ = found.communicate()
         assert found.returncode == 0, found.errors()

@@ -45,8 +45,7 @@ def open_index(
         on_note: called with a sentence about what was chosen.
     """
     place = str(uri)
-    settings = {"max_side": max_side, "scales": scales, "power": power}
-    given: dict[str, Any] = {k: value for k, value in settings.items() if value is not None}
+    given: dict[str, Any] = {"max_side": max_side, "scales": scales, "power": power}
     if not create or store_exists(place):
         store = open_store(place)
         try:
@@ -91,9 +90,9 @@ def open_index_for(
     file = files[0]
     made = file.settings.arguments()
     del made["precision"]
-    given = {name: settings[name] for name in made if settings.get(name) is not None}
+    given = {name: settings.get(name) for name in made}
     again = f"extract the photos again with listwise extract {model} PHOTOS {file.path}"
-    _check_settings(str(file.path), file.settings, given, again)
+    _check_settings(f"{file.path}", file.settings, given, again)
     return open_index(uri, opened, **{**settings, **made})
 
 
@@ -137,7 +136,7 @@ def _check_settings(
     """Refuse settings other than those of an index or a descriptor file."""
     for name, value in given.items():
         has = getattr(settings, name)
-        if (tuple(value) if name == "scales" else value or None) != has:
+        if value is not None and (tuple(value) if name == "scales" else value or None) != has:
             raise InputError(
                 f"{source} was created with {as_options(**{name: has})}: leave `{name}` out, or "
                 f"{instead} {as_options(**{name: value})}"

@@ -134,10 +134,7 @@ def _choose_all(
     config = config.model_copy(update=changed)
     plan = replace(plan, config=config, reasons=reasons)
     if plan.val_max_side != config.val_max_side and plan.val_sides[1] > ORIGINAL_SIDE:
-        notes.append(
-            f"photos are validated with long sides of up to {ORIGINAL_SIDE} pixels, the maximum on "
-            "a CPU"
-        )
+        notes.append(f"a CPU validates photos with long sides of up to {ORIGINAL_SIDE} pixels")
     return replace(plan, notes=[*plan.notes, *notes])
 
 
