@@ -239,9 +239,7 @@ def test_descriptor_files_go_in_as_they_are(index, model, photos, tmp_path):
     assert index.get(keys)[keys[0]].path == str(photos / file.ids[0])
     assert index.thumbnail(keys[0])
     other = extract(model, read_images(photos), tmp_path / "b.parquet", max_side=40, workers=0)
-    with pytest.raises(
-        InputError, match=r"--max-side 40 .* extract .*b\.parquet --max-side"
-    ):
+    with pytest.raises(InputError, match=r"--max-side 40 .* extract .*b\.parquet --max-side"):
         add_descriptors(index, other)
     table = 'path,box\n{0},"0,0,30,30"\n{0},"10,10,40,40"\n'
     (tmp_path / "t.csv").write_text(table.format(photos / "class0" / "0.jpg"))
