@@ -397,8 +397,11 @@ class Model:
             )
         info = None if self.whitening is None else self.whitening.info
         if info is not None and info.max_side is not None:
-            learned = make_settings(info.max_side, info.scales, found.power, found.precision)
-            if learned != found:
+            same = found.power, found.precision
+            learned = make_settings(info.max_side, info.scales, *same)
+            # What the model records was validated with this whitening.
+            recorded = make_settings(default.max_side, default.scales, *same)
+            if found != learned and (self.tuned is None or found != recorded):
                 warnings.warn(
                     f"the whitening was learned from {learned.size_text()}, and is used with "
                     f"{found.size_text()}: use the same, or learn it again with listwise whiten "
