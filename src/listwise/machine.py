@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -178,24 +179,24 @@ def submit_ahead(
 
     A large item may have the `weight` of several, so that those in work do not fill the memory.
     """
-    waiting, weights = deque[Future[Result]](), deque[int]()
+    stream = iter(items)
+    waiting = deque[tuple[Future[Result], int]]()
 
-    def submit(item: Item) -> Future[Result]:
-        weights.append(weight(item))
-        return pool.submit(function, item)
+    def submit_next() -> bool:
+        for item in islice(stream, 1):  # no name keeps an item or a result: they may be large
+            waiting.append((pool.submit(function, item), weight(item)))
+            return True
+        return False
 
-    submitted = map(submit, items)
     try:
         while True:
-            room = iter(lambda: sum(weights) <= ahead, False)
-            waiting.extend(map(lambda _, new: new, room, submitted))
+            while sum(each for _, each in waiting) <= ahead and submit_next():
+                pass
             if not waiting:
                 return
-            # No name keeps an item or a result: they may be large.
-            yield waiting.popleft().result()
-            weights.popleft()
+            yield waiting.popleft()[0].result()
     finally:
-        for future in waiting:
+        for future, _ in waiting:
             future.cancel()
 
 
