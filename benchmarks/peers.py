@@ -20,6 +20,7 @@ from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.models import RetrievalNet
 from listwise.optional import requires
+from listwise.progress import readable_time
 from listwise.settings import TrainConfig, make_config, merge, read_settings
 from listwise.studies.outputs import markdown, write_files
 from listwise.studies.plan import (
@@ -35,7 +36,7 @@ from listwise.studies.runs import StudyView
 from listwise.training import Trainer, TrainPlan, prepare
 from listwise.training.plan import TRAIN_SPLIT, VAL_SPLIT
 from listwise.training.run import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
-from listwise.training.view import TrainView, readable_time
+from listwise.training.view import TrainView
 
 METRICS = ("Recall@1", "mAP@R")
 TITLE = "Listwise and losses of pytorch-metric-learning"

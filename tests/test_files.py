@@ -7,14 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from listwise.files import publish, write_tensors, write_text
+from listwise.files import write_tensors, write_text
 
 
-def test_a_published_file_has_the_permissions_of_an_ordinary_one(tmp_path):
-    partial = tmp_path / "state.tmp"
-    partial.touch(mode=0o600)
-    partial.chmod(0o600)
-    publish(partial, tmp_path / "state")
+def test_a_file_has_the_permissions_of_an_ordinary_one(tmp_path):
+    write_text(tmp_path / "state", "")
     ordinary = tmp_path / "ordinary"
     ordinary.write_text("")
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("state", "ordinary")]

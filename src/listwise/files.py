@@ -39,8 +39,7 @@ def publish(partial: Path, final: Path) -> None:
     """Move a finished file to its final place, atomically.
 
     Readers see the old file or the new one, and so does the next run after a kill or a power
-    failure; once the function has returned, it is the new one. The file gets the permissions of an
-    ordinary new file.
+    failure; once the function has returned, it is the new one.
 
     Args:
         partial: the finished file, on the same file system.
@@ -48,9 +47,6 @@ def publish(partial: Path, final: Path) -> None:
     """
     with partial.open("rb") as file:
         os.fsync(file.fileno())
-    mask = os.umask(0)
-    os.umask(mask)
-    partial.chmod(0o666 & ~mask)
     os.replace(partial, final)
     sync_folder(final.parent)
 

@@ -103,6 +103,14 @@ def count_of(number: int, one: str, several: str = "") -> str:
     return f"1 {one}" if number == 1 else f"{number:,} {several or f'{one}s'}"
 
 
+def readable_time(seconds: float) -> str:
+    """Format a duration for people, such as 40 s, 12 min or 3 h 05 min."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Return rows of cells as lines with aligned columns, the first `left` ones to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

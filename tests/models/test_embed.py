@@ -1,3 +1,6 @@
+from contextlib import closing
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +39,13 @@ def close(found, expected):
 def on_gpu(monkeypatch):
     """The network's GPU decodes; here the CPU does in its place, by the same functions."""
     pytest.importorskip("torchvision")
+
+    def flat(chunks, device):
+        with closing(chunks):
+            yield from chain.from_iterable(chunks)
+
     monkeypatch.setattr(pipeline, "gpu_decodes", lambda device: True)
+    monkeypatch.setattr(pipeline, "_on_own_stream", flat)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

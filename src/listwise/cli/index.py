@@ -13,13 +13,12 @@ from listwise.cli.output import (
     PICTURES,
     Output,
     check_output,
-    count_photos,
     first_five,
     require_index,
     stoppable,
 )
 from listwise.errors import InputError
-from listwise.progress import aligned
+from listwise.progress import aligned, count_of
 
 if TYPE_CHECKING:
     from listwise import search
@@ -123,7 +122,7 @@ def build(
         opened = open_index_for(index, sources, model, **described, on_note=output.note)
     with opened:
         if len(opened):
-            output.note(f"adding to an index of {count_photos(len(opened))}: {index}")
+            output.note(f"adding to an index of {count_of(len(opened), 'photo')}: {index}")
         with stoppable():
             added = opened.add(sources, local=local, workers=workers, **options)
             if local:
@@ -172,11 +171,13 @@ def _print_added(
     output.answer(facts if tuned is None else {**facts, "search": tuned})
     output.unreadable(added.errors)
     if added.copies:
-        copies = f"skipped {count_photos(len(added.copies))} already in the index under another id"
-        output.say(f"{copies}: {first_five(added.copies)}", "yellow")
+        copies = count_of(len(added.copies), "photo")
+        shown = f"already in the index under another id: {first_five(added.copies)}"
+        output.say(f"skipped {copies} {shown}", "yellow")
     kinds = ("added", "replaced", "updated", "unchanged")
     done = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
-    output.say(f"{done or 'nothing to add'}; {count_photos(len(index))} in {index.uri}", "bold")
+    held = count_of(len(index), "photo")
+    output.say(f"{done or 'nothing to add'}; {held} in {index.uri}", "bold")
     if tuned is not None:
         place = shlex.quote(index.uri)
         output.say(_search_text(tuned))
@@ -232,7 +233,7 @@ def remove(output: Output, index: str, photos: list[str] | None = None, **option
     with open_existing(index) as opened:
         count = opened.remove(photos, **options)
         left = len(opened)
-    done = f"removed {count_photos(count)} from {index}; {count_photos(left)} left"
+    done = f"removed {count_of(count, 'photo')} from {index}; {count_of(left, 'photo')} left"
     output.result({"removed": count, "entries": left}, done)
 
 
@@ -273,7 +274,7 @@ def duplicates(
             if sheet is not None and groups:
                 output.say(f"wrote a picture of the groups to {sheet}")
         others = [entry for group in groups for entry in group.entries[1:]]
-        question = f"remove {count_photos(len(others))} from the index?"
+        question = f"remove {count_of(len(others), 'photo')} from the index?"
         removed = 0
         if remove and others and (yes or typer.confirm(question)):
             removed = opened.remove(others)
@@ -283,7 +284,7 @@ def duplicates(
         views = [DuplicateView.of(group) for group in groups]
         output.print_json({"index": index, "groups": views, "removed": removed})
     elif removed:
-        output.say(f"removed {count_photos(removed)} from {index}")
+        output.say(f"removed {count_of(removed, 'photo')} from {index}")
 
 
 def _print_duplicates(output: Output, groups: "list[search.DuplicateGroup]") -> None:
@@ -298,8 +299,8 @@ def _print_duplicates(output: Output, groups: "list[search.DuplicateGroup]") -> 
             first = ("", "", "")
     output.table(("group", "kind", "score", "photo", "size"), rows)
     total = sum(len(group.entries) - 1 for group in groups)
-    found = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
-    output.say(f"{found}; {count_photos(total)} could be removed", "bold")
+    found = count_of(len(groups), "group")
+    output.say(f"{found}; {count_of(total, 'photo')} could be removed", "bold")
 
 
 @command(app, "search.index:Index.upgrade")
@@ -398,9 +399,9 @@ def _print_upgrade(output: Output, index: "search.Index", done: "search.UpgradeR
     header = index.header
     model = header.model_folder or header.model_name or header.model[:12]
     if done.skipped and not output.json:
-        left_out = f"left out {count_photos(len(done.skipped))}"
+        left_out = f"left out {count_of(len(done.skipped), 'photo')}"
         output.say(f"{left_out}: {first_five(done.skipped)}", "yellow")
-    counted = f"{count_photos(done.entries)}, {count_photos(done.described)} described"
+    counted = f"{count_of(done.entries, 'photo')}, {count_of(done.described, 'photo')} described"
     text = f"{index.uri} uses the model {model} now: {counted}"
     output.result({"index": index.uri, "model": model, **vars(done)}, text)
 
@@ -497,10 +498,10 @@ def local(output: Output, index: str, **options: Any) -> None:
     """
     with open_existing(index) as opened, stoppable():
         found = opened.add_local_features(**options)
-        facts, total = opened.info()["local"], count_photos(len(opened))
+        facts, total = opened.info()["local"], count_of(len(opened), "photo")
     output.unreadable(found.errors)
     counts = {"updated": len(found.updated), "errors": found.errors, "local": facts}
-    done = f"stored local features of {count_photos(len(found.updated))}"
+    done = f"stored local features of {count_of(len(found.updated), 'photo')}"
     has = f"{facts['entries']} of {total} have them, {decimal(facts['bytes'])}"
     output.result({"index": index, **counts}, f"{done}; {has}")
 
@@ -606,7 +607,7 @@ def _print_check(output: Output, index: str, result: "search.CheckResult", repai
         if found:
             output.say(f"{len(found)} {what}: {first_five(found)}", "yellow")
     place = shlex.quote(index)
-    read = f"{count_photos(result.entries)} checked in {index}"
+    read = f"{count_of(result.entries, 'photo')} checked in {index}"
     if result.ok:
         done = "everything is repaired" if result.damaged else "no damage found"
         output.say(f"{read}: {done}", "bold")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from listwise.errors import InputError
-from listwise.progress import total_bar
+from listwise.progress import count_of, total_bar
 
 if TYPE_CHECKING:
     from listwise.training import TrainPlan
@@ -75,7 +75,7 @@ class Output:
     def unreadable(self, errors: Sequence[str]) -> None:
         """Print which photos were left out, at most five of them; JSON has them all."""
         if errors and not self.json:
-            skipped = f"skipped {count_photos(len(errors))} that cannot be read"
+            skipped = f"skipped {count_of(len(errors), 'photo')} that cannot be read"
             self.say(f"{skipped}: {first_five(errors)}", "yellow")
 
     def print_json(self, result: Any) -> None:
@@ -153,11 +153,6 @@ def require_index(index: str) -> None:
     if "://" not in index and not Path(index).exists():
         hint = f"create one with listwise index build {index} PHOTOS"
         raise InputError(f"no index at {index}: {hint}")
-
-
-def count_photos(count: int) -> str:
-    """Return a number of photos in words: 1 photo, 2 photos."""
-    return "1 photo" if count == 1 else f"{count} photos"
 
 
 def first_five(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import typer
 from listwise.cli.command import command, make_app
 from listwise.cli.output import Output, stoppable, typed_command
 from listwise.errors import InputError
-from listwise.progress import stage_bars
+from listwise.progress import readable_time, stage_bars
 from listwise.settings import LabelSettings, TrainConfig, merge, read_settings
 
 if TYPE_CHECKING:
@@ -156,8 +156,6 @@ def _train(
 
 def _show_result(result: "TrainResult", found: "Comparison | None", output: Output) -> None:
     """Print the result of a run, and the comparison with the model of the index."""
-    from listwise.training.view import readable_time
-
     output.answer(vars(result) | ({"comparison": found} if found else {}))
     text = (
         f"validation mAP {100 * result.first_map:.1f} -> {100 * result.best_map:.1f} "

@@ -66,8 +66,7 @@ def decode_photos(
         `DecodedPhoto` with pixels uint8 [3, H, W], or `ImageError`.
     """
     if gpu_decodes(device) and how.local is None:  # a CPU computes local features
-        chunks = decode_on_gpu(files, how, device, max(1, workers))
-        return _on_own_stream(chunks, device) if device.type == "cuda" else _flat(chunks)
+        return _on_own_stream(decode_on_gpu(files, how, device, max(1, workers)), device)
     return _decode_by_workers(files, how, workers)
 
 
@@ -151,14 +150,6 @@ def in_groups(
             group, total = [], 0
     if group:
         yield group
-
-
-def _flat(
-    chunks: Generator[list[DecodedPhoto | ImageError], None, None],
-) -> Generator[DecodedPhoto | ImageError, None, None]:
-    with closing(chunks):
-        for chunk in chunks:
-            yield from chunk
 
 
 def _on_own_stream(

@@ -17,6 +17,7 @@ COLORS: dict[Mark, tuple[int, int, int]] = {
     "junk": (168, 168, 168),
 }
 FRAME, GAP = 5, 6
+SIDE, COLUMNS, LARGE_SIDE = 96, 6, 176
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,10 @@ def load_thumbnail(path: str, box: Box | None, side: int) -> Image.Image:
 
 
 def ranked_sheet(
-    rows: Sequence[Sequence[Tile]],
-    captions: Sequence[str] | None = None,
-    side: int = 96,
+    rows: Sequence[Sequence[Tile]], captions: Sequence[str] | None = None
 ) -> Image.Image:
     """Draw a row of photos for each list, with a gap between a query and its results."""
-    tile = side + 2 * FRAME + GAP
+    tile = SIDE + 2 * FRAME + GAP
     left = 0
     font = ImageFont.load_default(size=15)
     if captions:
@@ -57,39 +56,36 @@ def ranked_sheet(
             draw.text((GAP, top + tile // 2), captions[line], "black", font, anchor="lm")
         for column, entry in enumerate(row):
             apart = GAP if column and row[0].mark == "query" else 0
-            photo = load_thumbnail(entry.path, entry.box, side)
+            photo = load_thumbnail(entry.path, entry.box, SIDE)
             framed = ImageOps.expand(photo, FRAME, COLORS[entry.mark])
             sheet.paste(framed, (left + GAP + column * tile + apart, top))
     return sheet
 
 
 def contact_sheet(
-    queries: Sequence[Image.Image],
-    found: Sequence[tuple[Image.Image, str, str]],
-    columns: int = 6,
-    side: int = 176,
+    queries: Sequence[Image.Image], found: Sequence[tuple[Image.Image, str, str]]
 ) -> Image.Image:
     """Draw the photos found, best first, with two lines of text each, below the query."""
     font = ImageFont.load_default(size=13)
-    line, tile = 18, side + 2 * GAP
+    line, tile = 18, LARGE_SIDE + 2 * GAP
     asked = [(photo, "query", "") for photo in queries]
     parts: list[tuple[Mark, Sequence[tuple[Image.Image, str, str]]]]
     parts = [("query", asked), ("junk", found)]
     rows = [
-        (mark, each[i : i + columns]) for mark, each in parts for i in range(0, len(each), columns)
+        (mark, each[i : i + COLUMNS]) for mark, each in parts for i in range(0, len(each), COLUMNS)
     ]
     width, height = max(len(row) for _, row in rows), tile + FRAME + 2 * line
     sheet = Image.new("RGB", (width * tile + 2 * GAP, len(rows) * height + 2 * GAP), "white")
     draw = ImageDraw.Draw(sheet)
     for number, (mark, row) in enumerate(rows):
-        bottom = 2 * GAP + number * height + side + FRAME
+        bottom = 2 * GAP + number * height + LARGE_SIDE + FRAME
         for column, (photo, first, second) in enumerate(row):
             left = 2 * GAP + column * tile
-            small = ImageOps.contain(photo, (side, side), Image.Resampling.BICUBIC)
+            small = ImageOps.contain(photo, (LARGE_SIDE, LARGE_SIDE), Image.Resampling.BICUBIC)
             framed = ImageOps.expand(small, FRAME // 2, COLORS[mark])
             sheet.paste(framed, (left, bottom - framed.height))
             draw.text((left, bottom + 2), first, "black", font)
-            shown = _shortened(second, font, side)
+            shown = _shortened(second, font, LARGE_SIDE)
             draw.text((left, bottom + 2 + line), shown, (110, 110, 110), font)
     return sheet
 

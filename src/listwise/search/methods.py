@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from listwise.errors import InputError
+from listwise.errors import InputError, validated
 
 Note = Callable[[str], object]
 """A function that is called with a sentence for the user."""
@@ -43,13 +43,11 @@ def search_intent(
     """
     given = {"memory": memory, "milliseconds": milliseconds, "recall": recall}
     try:
-        return SearchIntent.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        wanted = first["msg"].removeprefix("Input should be ")
-        if first["loc"][0] == "memory":
-            wanted = "a size such as 500MB or 2GB"
-        raise InputError(f"`{first['loc'][0]}` must be {wanted}, not {first['input']}") from None
+        return validated(SearchIntent, given)
+    except InputError as error:
+        if "`memory`" not in str(error):
+            raise
+        raise InputError(f"`memory` must be a size such as 500MB or 2GB, not {memory}") from None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from listwise.data import ImageError, PhotoFile
 from listwise.descriptors import Model
 from listwise.errors import InputError
-from listwise.progress import counting
+from listwise.progress import counting, readable_time
 from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
 from listwise.search.filling import NewPhoto, describe_entries, file_of, read_groups
 from listwise.search.generation import Generation, header_of
@@ -155,7 +155,7 @@ class _Copy:
         changed, _ = self._differences()
         needed = _refuse(source, changed, target.header.dim, self._options)
         seconds = self._seconds(changed)
-        spent = "" if seconds is None else f", about {_duration(seconds)}"
+        spent = "" if seconds is None else f", about {readable_time(seconds)}"
         self._options.on_note(
             f"changing {source.uri} from the model {_name(source.header)} to "
             f"{_name(target.header)}: {len(changed)} photos to describe{spent}, about "
@@ -344,13 +344,6 @@ def _same_descriptors(one: IndexHeader, other: IndexHeader) -> bool:
 
 def _name(header: IndexHeader) -> str:
     return header.model_folder or header.model_name or header.model[:12]
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(1.0, seconds):.0f} s"
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ import numpy as np
 
 from listwise.files import write_csv, write_text
 from listwise.pages import render_text
+from listwise.progress import readable_time
 from listwise.studies.definitions import Variant
 from listwise.studies.plan import Outcome, StudyPlan, StudyResults
 from listwise.studies.plots import Panel, Point, Spread, draw
-from listwise.training.view import readable_time
 
 RESULTS_FILE, TABLE_FILE, PLOT_FILE = "results.csv", "table.md", "plot.svg"
 VALIDATION = "validation"

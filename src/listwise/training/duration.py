@@ -20,11 +20,11 @@ from listwise.errors import InputError
 from listwise.machine import core_count, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.embed import embed_photos
+from listwise.progress import readable_time
 from listwise.settings import TrainConfig
 from listwise.training.choices import Speed, TrainPlan
 from listwise.training.distributed import world
 from listwise.training.forward import Forward
-from listwise.training.view import readable_time
 from listwise.training.weights import PCA_PHOTOS, half_precision, make_net
 
 # The least that a planned run has, if the user does not set less.

@@ -22,8 +22,6 @@ from listwise.training.duration import plan_within_minutes
 from listwise.training.objective import accepted_arguments, make_loss
 from listwise.training.weights import OwnParts
 
-TRAIN_SPLIT, VAL_SPLIT = "train", "val"
-
 
 def prepare(
     data: str | Path,
@@ -190,15 +188,15 @@ def limit_to_data(config: TrainConfig, train: LabelledImages) -> tuple[TrainConf
 
 def _training_part(images: LabelledImages) -> LabelledImages:
     """Return the photos for training and validation, without the test split of a data set."""
-    if images.splits is None or VAL_SPLIT in images.splits:
+    if images.splits is None or "val" in images.splits:
         return images
-    return replace(images.of_split(TRAIN_SPLIT), splits=None)
+    return replace(images.of_split("train"), splits=None)
 
 
 def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages, LabelledImages]:
     """Divide the images into training and validation images."""
     if images.splits is not None:
-        train, validation = images.of_split(TRAIN_SPLIT), images.of_split(VAL_SPLIT)
+        train, validation = images.of_split("train"), images.of_split("val")
         shared = set(train.class_names) & set(validation.class_names)
         if shared:
             raise InputError(

@@ -19,6 +19,7 @@ from listwise.machine import core_count, seeded, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
+from listwise.progress import readable_time
 from listwise.settings import TrainConfig
 from listwise.training.choices import TrainPlan, size_text
 from listwise.training.distillation import distillation_parts
@@ -49,7 +50,7 @@ from listwise.training.run import (
     start_run,
 )
 from listwise.training.step import Counts, MultistageStep
-from listwise.training.view import TrainView, readable_time
+from listwise.training.view import TrainView
 from listwise.training.weights import WeightAverage, make_optimizer, set_learning_rate
 
 # Compiling takes a minute or two; on a large GPU it saves about as much time in this many pixels.

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from listwise.progress import readable_time
+
 
 class TrainView:
     """Receives the events of a run. This base class shows nothing; override what you need.
@@ -124,11 +126,3 @@ class LiveTrainView(TrainView):
         if self._left:
             figures.append(f"{readable_time(self._left)} left")
         return "  ".join(figures)
-
-
-def readable_time(seconds: float) -> str:
-    """Format a duration for people, such as 40 s, 12 min or 3 h 05 min."""
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
