@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.peer_recipes import RATES, PeerRecipe, evaluate_photos, train_peer
 from listwise.data import LabelledImages, check_images
 from listwise.data.catalog import labelled_of
+from listwise.descriptors.choosing import TRAIN_SPLIT, VAL_SPLIT
 from listwise.errors import InputError
 from listwise.files import write_text
 from listwise.models import RetrievalNet
@@ -34,7 +35,6 @@ from listwise.studies.plan import (
 from listwise.studies.plots import Panel, Point, Spread
 from listwise.studies.runs import StudyView
 from listwise.training import Trainer, TrainPlan, prepare
-from listwise.training.plan import TRAIN_SPLIT, VAL_SPLIT
 from listwise.training.run import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
 from listwise.training.view import TrainView
 
