@@ -52,7 +52,8 @@ def test_other_blocks_stay_as_they_are():
     assert check(hooked) == 3
     leaky = net_of("resnet18")
     leaky.backbone.layer2[0].act1 = nn.LeakyReLU()
-    assert check(leaky) == 3
+    leaky.backbone.layer3[0].act2 = nn.Identity()
+    assert check(leaky) == 2
 
 
 SCRIPT = """

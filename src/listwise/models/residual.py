@@ -15,16 +15,6 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from listwise.models.folding import is_plain
 
-# The convolutions of a block in their order, each followed by a ReLU, and the layers between them
-# that must be missing.
-_CONVOLUTIONS = {
-    BasicBlock: (("conv1", "conv2"), ("bn1", "bn2", "drop_block", "aa", "se", "drop_path")),
-    Bottleneck: (
-        ("conv1", "conv2", "conv3"),
-        ("bn1", "bn2", "bn3", "drop_block", "aa", "se", "drop_path"),
-    ),
-}
-
 
 def finish(
     output: Tensor, bias: Tensor, added: Tensor | None = None, sizes: Tensor | None = None
@@ -98,24 +88,23 @@ def replace_blocks(net: nn.Module) -> None:
     """
     for parent in list(net.modules()):
         for name, child in parent.named_children():
-            names, missing = _CONVOLUTIONS.get(type(child), ((), ()))
-            if names and _is_usual(child, names, missing):
-                convs = [getattr(child, each) for each in names]
-                setattr(parent, name, ResidualBlock(convs, child.downsample))  # type: ignore[arg-type]
-        if type(parent) is ResNet and _is_usual(parent, ("conv1",), ("bn1",)):
-            parent.conv1 = ReluConvolution(parent.conv1)  # type: ignore[arg-type]
-            parent.act1 = nn.Identity()
+            layers = dict(child.named_children())
+            shortcut = layers.pop("downsample", None)
+            if type(child) in (BasicBlock, Bottleneck) and is_plain(child) and _are_usual(layers):
+                convs: Any = [layer for each, layer in layers.items() if each.startswith("conv")]
+                setattr(parent, name, ResidualBlock(convs, shortcut))
+        first: Any = {name: getattr(parent, name, None) for name in ("conv1", "bn1", "act1")}
+        if type(parent) is ResNet and is_plain(parent) and _are_usual(first):
+            parent.conv1, parent.act1 = ReluConvolution(first["conv1"]), nn.Identity()
 
 
-def _is_usual(block: nn.Module, convs: tuple[str, ...], missing: tuple[str, ...]) -> bool:
-    """Whether a block consists of convolutions with bias and ReLUs only."""
-    layers = [getattr(block, name) for name in convs]
-    relus = [getattr(block, name.replace("conv", "act")) for name in convs]
-    rest = [getattr(block, name) for name in missing]
-    return (
-        all(type(layer) is nn.Conv2d and layer.bias is not None for layer in layers)
-        and all(layer.padding_mode == "zeros" for layer in layers)
-        and all(type(relu) is nn.ReLU for relu in relus)
-        and all(layer is None or type(layer) is nn.Identity for layer in rest)
-        and all(is_plain(layer) for layer in (block, *layers, *relus, *rest) if layer is not None)
-    )
+def _are_usual(layers: dict[str, nn.Module]) -> bool:
+    """Whether layers are convolutions with bias, ReLUs, and what remains of batch norm: nothing."""
+    return all(map(_is_usual, layers, layers.values()))
+
+
+def _is_usual(name: str, layer: nn.Module) -> bool:
+    if name.startswith("conv"):
+        with_bias = type(layer) is nn.Conv2d and layer.bias is not None
+        return with_bias and layer.padding_mode == "zeros" and is_plain(layer)
+    return type(layer) is (nn.ReLU if name.startswith("act") else nn.Identity) and is_plain(layer)
