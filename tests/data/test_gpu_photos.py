@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from listwise.data import Decoding, ImageError, PhotoFile, load_image
+from listwise.data import Decoding, ImageError, PhotoFile, image_size, load_image
 from listwise.data import gpu_photos as module
 from listwise.data.gpu_photos import decode_on_gpu
 from listwise.data.kept_photos import KeptPhotos
@@ -77,9 +77,11 @@ def test_quick_reading_agrees_with_pillow(place, value):
     content = bytearray(file.getvalue())
     content[place] = value
     found = module.usual_jpeg(bytes(content))
-    if found is not None:
-        with Image.open(io.BytesIO(content)) as image:
-            assert image.size == found.size
+    try:
+        size = image_size(io.BytesIO(content))
+    except ImageError:  # a decoder of a GPU refuses it, or shows what is left of it
+        return
+    assert found is None or found.size == size
 
 
 @pytest.fixture
