@@ -76,7 +76,7 @@ def _triton_trial(device: "torch.device") -> bool:
         return False
     # The interpreters of versions before that of PyTorch 2.7, in which the tests run the kernels,
     # corrupt memory.
-    if _version(triton.__version__) < (3, 3):
+    if _first_numbers(triton.__version__) < (3, 3):
         return False
     import torch
 
@@ -100,7 +100,7 @@ def fuses_convolutions() -> bool:
     """Whether `listwise.models.fusion` was tested with the installed PyTorch; if not, warn."""
     import torch
 
-    if _version(torch.__version__) <= NEWEST_TORCH:
+    if _first_numbers(torch.__version__) <= NEWEST_TORCH:
         return True
     warnings.warn(
         f"networks are compiled without the fusion of convolutions, so they run slower: PyTorch "
@@ -111,6 +111,6 @@ def fuses_convolutions() -> bool:
     return False
 
 
-def _version(text: str) -> tuple[int, ...]:
+def _first_numbers(text: str) -> tuple[int, ...]:
     """The first two numbers of a version."""
     return tuple(int(part) for part in text.split(".")[:2])

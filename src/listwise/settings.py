@@ -381,10 +381,8 @@ class ExtractSettings(_Settings):
 def as_options(**settings: float | Sequence[float] | None) -> str:
     """Format settings as one types them; None is 0, the original size."""
     lists = {k: value if isinstance(value, Sequence) else [value] for k, value in settings.items()}
-    return " ".join(
-        f"--{name.replace('_', '-')} {','.join(f'{number or 0:g}' for number in numbers)}"
-        for name, numbers in lists.items()
-    )
+    texts = {k: [str(each or 0).removesuffix(".0") for each in lists[k]] for k in lists}
+    return " ".join(f"--{k.replace('_', '-')} {','.join(texts[k])}" for k in texts)
 
 
 class DelfTraining(_Settings):

@@ -236,7 +236,7 @@ def test_upgrade_changes_rollback_discard(run, listwise):
     assert "with --skip-missing" in err
     Path("away.jpg").rename("photos/class0/0.jpg")
     out = run(*upgrade)
-    assert "6 photos to describe, about " in out
+    assert "6 entries to describe or copy, about " in out
     assert f"shop uses the model {Path('better').absolute()} now: 6 photos, 6 photos desc" in out
     assert "current 1, previous 0" in run("index", "info", "shop")
     out = run("index", "changes", "shop", "--queries", 4, "--report", "page.html")

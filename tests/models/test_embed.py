@@ -8,6 +8,7 @@ from PIL import Image
 from tiny_net import TINY_NET, one_by_one
 
 from listwise.data import Decoding, Images, pipeline
+from listwise.descriptors import Model
 from listwise.models import RetrievalNet, embed
 from listwise.models.embed import embed_photos
 
@@ -128,3 +129,21 @@ def test_parts_decoded_on_a_gpu_are_what_they_are_alone(net, images, on_gpu):
     for part, found in zip(parts, embedded, strict=True):
         assert found.kept == list(range(len(part)))
         close(found.descriptors, whole[list(part)])
+
+
+def test_a_model_follows_changes_of_its_network(images):
+    torch.manual_seed(0)
+    net = RetrievalNet(TINY_NET, weights="random").eval()
+    model = Model(net)
+    before = model.encode(images, workers=0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    changed = model.encode(images, workers=0)
+    close(changed, Model(net).encode(images, workers=0))
+    assert np.abs(changed - before).max() > 1e-3
+    calls = []
+    conv = next(layer for layer in net.modules() if isinstance(layer, torch.nn.Conv2d))
+    conv.register_forward_hook(lambda *given: calls.append(1))
+    close(model.encode(images, workers=0), changed)
+    assert calls

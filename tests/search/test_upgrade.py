@@ -118,7 +118,7 @@ def test_every_engine_upgrades_and_rolls_back(place, few, model, new_model, tmp_
         notes = []
         done = index.upgrade(new_model, workers=0, on_note=notes.append)
         assert (done.entries, done.described, done.skipped) == (PHOTOS, PHOTOS, [])
-        assert f"{PHOTOS} photos to describe" in notes[0]
+        assert f"{PHOTOS} entries to describe" in notes[0]
         after = contents(index)
         assert rows_of(after) == {name: wanted[name.rpartition("/")[2]] for name in names}
         # Attributes, thumbnails and everything else stay.

@@ -47,7 +47,9 @@ def test_a_checkpoint_comes_back_to_the_bit_or_is_refused(files, tmp_path):
     path, progress = tmp_path / CHECKPOINT_FILE, Progress(update=1, best_map=0.1 + 0.2)
     net, optimizer = make(0)
     train(net, optimizer)
-    files.save_checkpoint(checkpoint_tensors({"net": net}, optimizer), progress)
+    files.save_checkpoint(
+        checkpoint_tensors({"net": net}, optimizer, torch.device("cpu")), progress
+    )
     files.close()
     train(net, optimizer)
 

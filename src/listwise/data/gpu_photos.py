@@ -37,10 +37,11 @@ CHUNK_PIXELS = 2**26
 # Chroma subsamplings that every JPEG decoder supports.
 _SAMPLINGS = {((h, v), (1, 1), (1, 1)) for h, v in ((1, 1), (2, 1), (1, 2), (2, 2))} | {((1, 1),)}
 
-# Segments of a JPEG file before its pixels that do not change the colors, and the frame.
-_EXIF, _MORE_PICTURES, _FRAME = 0xE1, 0xE2, 0xC0
-_SEGMENTS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xEE), 0xEF, _FRAME}
-_ORIENTATION_TAGS = (ORIENTATION_TAG.to_bytes(2, "big"), ORIENTATION_TAG.to_bytes(2, "little"))
+# Segments of a JPEG file before its pixels that do not change the colors, and others.
+_HARMLESS = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xEE), 0xEF}
+_EXIF, _MORE_PICTURES, _ADOBE, _FRAME, _SCAN = 0xE1, 0xE2, 0xEE, 0xC0, 0xDA
+# How EXIF data, with either byte order, and XMP name the orientation.
+_ORIENTATIONS = (b"\x01\x12", b"\x12\x01", b"tiff:Orientation")
 
 # For each EXIF orientation above 4 the photo is transposed; then these sides are mirrored.
 _MIRRORED = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
@@ -128,8 +129,8 @@ def _read_file(file: PhotoFile) -> _ReadFile:
         file = file.read()
         content = file.content or b""
         usual = usual_jpeg(content)
-        if usual is not None and not usual.turned and math.prod(usual.size) <= CHUNK_PIXELS:
-            return _ReadFile(file, usual.size, usual=True)
+        if usual is not None and not usual[1] and math.prod(usual[0]) <= CHUNK_PIXELS:
+            return _ReadFile(file, usual[0], usual=True)
         with opened(io.BytesIO(content)) as image:
             if usual is None or math.prod(image.size) > CHUNK_PIXELS:
                 return _ReadFile(file, image.size)
@@ -138,38 +139,35 @@ def _read_file(file: PhotoFile) -> _ReadFile:
         return _ReadFile(file)  # decoding reports the error
 
 
-class _UsualJpeg(NamedTuple):
-    """A JPEG file that every decoder reads in the same way; `turned` if EXIF may turn it."""
+def usual_jpeg(content: bytes) -> tuple[tuple[int, int], bool] | None:
+    """Read the header of a whole baseline JPEG file in gray or YCbCr, as every decoder does.
 
-    size: tuple[int, int]
-    turned: bool
-
-
-def usual_jpeg(content: bytes) -> _UsualJpeg | None:
-    """Read the header of a whole baseline JPEG file in gray or YCbCr; None for any other file.
-
+    Returns its width and height, and whether it may have an orientation; None for any other file.
     Pillow takes several times as long, in Python code that keeps other threads from running.
     """
-    place, turned = 2, False
+    place, turned, size = 2, False, (0, 0)
     # The decoder of a GPU does not report a truncated file.
     while content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9"):
         try:
             start, marker, length = struct.unpack_from(">BBH", content, place)
             segment = content[place + 4 : place + 2 + length]
-            if marker == _FRAME:
+            if marker == _FRAME and size == (0, 0):
                 bits, height, width, _ = struct.unpack_from(">BHHB", segment)
+                samplings = tuple((each >> 4, each & 15) for each in segment[7::3])
+                known = samplings in _SAMPLINGS and segment[6::3] != b"RGB"
+                size = (width, height) if known and bits == 8 else (0, 0)
         except struct.error:
             break
-        several = marker == _MORE_PICTURES and segment.startswith(b"MPF\0")
-        if start != 0xFF or marker not in _SEGMENTS or several:
+        if start == 0xFF and marker == _SCAN:
+            return (size, turned) if all(size) else None
+        usual = marker in _HARMLESS or (marker == _FRAME and all(size))
+        usual |= marker == _ADOBE and segment[11:12] == b"\x01"  # YCbCr
+        if start != 0xFF or not usual:
             break
-        if marker == _FRAME:
-            samplings = tuple((each >> 4, each & 15) for each in segment[7::3])
-            known = samplings in _SAMPLINGS and segment[6::3] != b"RGB"
-            usual = known and bits == 8 and width and height
-            return _UsualJpeg((width, height), turned) if usual else None
-        # A segment without the bytes of this tag has no orientation.
-        turned |= marker == _EXIF and any(tag in segment for tag in _ORIENTATION_TAGS)
+        if marker == _MORE_PICTURES and segment.startswith(b"MPF\0"):
+            break
+        # A segment without these bytes has no orientation.
+        turned |= marker == _EXIF and any(each in segment for each in _ORIENTATIONS)
         place += 2 + length
     return None
 

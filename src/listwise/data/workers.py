@@ -15,6 +15,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from listwise.data import images
 from listwise.errors import InputError
@@ -35,13 +36,20 @@ def map_in_processes(
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for each item, in order, computed by worker processes.
 
-    Items are taken a little ahead; a large one may have the `weight` of several. The processes end
-    when the generator is closed.
+    Items are taken a little ahead; a large one may have the `weight` of several. The processes
+    start in this call, and end when the generator is closed.
     """
     setup = function, multiprocessing.Lock()
     pool = ProcessPoolExecutor(workers, initializer=_start_with, initargs=setup)
+    # The first task forks all of them. A thread that reads the results would fork beside this one,
+    # and the processes would inherit locks that this one holds meanwhile.
+    pool.submit(int)
+    return _results(pool, submit_ahead(pool, _run, items, AHEAD * workers, weight))
+
+
+def _results(pool: ProcessPoolExecutor, results: Iterator[Result]) -> Generator[Result, None, None]:
     try:
-        yield from submit_ahead(pool, _run, items, AHEAD * workers, weight)
+        yield from results
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -66,6 +74,7 @@ def start_worker(one_large: AbstractContextManager[Any] | None = None) -> None:
     gc.freeze()  # a search for garbage would copy the memory that it shares with its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threadpool_limits(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     threading.Thread(target=_end_with_parent, daemon=True).start()

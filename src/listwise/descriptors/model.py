@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -40,6 +40,7 @@ from listwise.models.embed import (
     PhotoNet,
     embed_decoded,
     embed_parts,
+    network_state,
 )
 from listwise.models.net import Network
 from listwise.models.storage import (
@@ -519,13 +520,18 @@ class Model:
         return self._network(settings).mixed
 
     def _network(self, settings: ExtractSettings) -> PhotoNet:
-        if settings.precision not in self._networks:
-            autocast = torch.bfloat16 if settings.precision != "float32" else None
-            self._networks[settings.precision] = PhotoNet(self.net, autocast)
-        return self._networks[settings.precision]
+        """Return the network for a precision; it is made again after a change of `net`."""
+        state = network_state(self.net)
+        known, network = self._networks.get(settings.precision, (None, None))
+        if network is None or known != state:
+            network = PhotoNet(
+                self.net, torch.bfloat16 if settings.precision != "float32" else None
+            )
+            self._networks[settings.precision] = state, network
+        return network
 
     @cached_property
-    def _networks(self) -> dict[Precision, PhotoNet]:
+    def _networks(self) -> dict[Precision, tuple[Hashable, PhotoNet]]:
         return {}
 
     def _whitened(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -9,8 +9,6 @@ from contextlib import closing
 from functools import lru_cache, partial
 from typing import Self, TypeVar
 
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
 from listwise.data.workers import explain_lost_workers, start_worker, worker_context
 from listwise.local.storage import FeatureFile
 from listwise.local.verification import Verification, verifier_for
@@ -37,7 +35,7 @@ class Workers:
         self.count = core_count() if count is None else count
         self._pool = None
         if self.count:
-            self._pool = ProcessPoolExecutor(self.count, worker_context(), _start)
+            self._pool = ProcessPoolExecutor(self.count, worker_context(), start_worker)
 
     def __enter__(self) -> Self:
         return self
@@ -54,11 +52,6 @@ class Workers:
             yield from map(function, tasks)
         else:
             yield from submit_ahead(self._pool, function, tasks, 4 * self.count)
-
-
-def _start() -> None:
-    start_worker()
-    threadpool_limits(1)
 
 
 @explain_lost_workers()

@@ -1,7 +1,7 @@
 """Compute the descriptors of photos with a network, in batches."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -17,7 +17,7 @@ from listwise.data.pipeline import PhotoBatch, batch_by_shape
 from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
 from listwise.models.areas import UnsupportedNetwork
-from listwise.models.folding import folded_copy
+from listwise.models.folding import folded_copy, has_hooks
 from listwise.models.mixed import MixedNet, mixes
 from listwise.models.net import Network, RetrievalNet
 from listwise.models.residual import replace_blocks
@@ -111,11 +111,19 @@ class PhotoNet:
         return torch.cat([self._fastest(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
 
+def network_state(net: Network) -> Hashable:
+    """Return a value that changes when weights, buffers or hooks of a network change."""
+    if not isinstance(net, RetrievalNet):
+        return None
+    tensors = (*net.parameters(), *net.buffers())
+    return tuple((id(each), each._version) for each in tensors), has_hooks(net)
+
+
 def inference_network(net: Network, autocast: torch.dtype | None) -> Network:
     """Return the fastest network that computes what `net` computes now under this autocast."""
     if not isinstance(net, RetrievalNet):
         return net
-    if autocast is None and net.mean.device.type != "cpu":
+    if (autocast is None and net.mean.device.type != "cpu") or has_hooks(net):
         return net
     try:
         with torch.inference_mode(False), torch.no_grad():

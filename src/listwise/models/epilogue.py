@@ -20,20 +20,11 @@ def finish_on_gpu(output: Tensor, bias: Tensor, added: Tensor | None, sizes: Ten
     columns = min(256, triton.next_power_of_2(channels))
     rows = ELEMENTS // columns
     with torch.cuda.device(output.device) if output.is_cuda else nullcontext():
-        _finish_kernel[(triton.cdiv(positions, rows), triton.cdiv(channels, columns))](
-            output,
-            bias,
-            added,
-            sizes,
-            positions,
-            channels,
-            height * width,
-            width,
-            ADD=added is not None,
-            MASK=sizes is not None,
-            ROWS=rows,
-            COLUMNS=columns,
-        )
+        grid = (triton.cdiv(positions, rows), triton.cdiv(channels, columns))
+        numbers = (positions, channels, height * width, width)
+        constants = {"ADD": added is not None, "MASK": sizes is not None}
+        tile = {"ROWS": rows, "COLUMNS": columns}
+        _finish_kernel[grid](output, bias, added, sizes, *numbers, **constants, **tile)
 
 
 # Specialization on divisible numbers would compile the kernel again for many photo shapes.

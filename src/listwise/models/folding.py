@@ -99,6 +99,11 @@ def is_plain(module: nn.Module) -> bool:
     return not (forward or backward or _changes_methods(module))
 
 
+def has_hooks(net: nn.Module) -> bool:
+    """Return whether a module of a network has hooks or changed methods: a copy may lose them."""
+    return not all(map(is_plain, net.modules()))
+
+
 def _changes_methods(module: nn.Module) -> bool:
     own = vars(module).items()
     return any(callable(value) and hasattr(type(module), name) for name, value in own)
@@ -173,9 +178,8 @@ def in_blocks(maps: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[T
     maps = F.pixel_unshuffle(F.pad(maps.to(weight.dtype), margins), 2)
     weight = F.pixel_unshuffle(F.pad(weight, (0, width % 2, 0, height % 2)), 2)
     more = (0, 0, 0, 0, 0, -maps.shape[1] % UNIT)  # channels of zeros
-    maps, weight = F.pad(maps, more), F.pad(weight, more)
-    layout = torch.channels_last
-    return maps.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)
+    maps, weight = (F.pad(each, more) for each in (maps, weight))
+    return maps.to(memory_format=torch.channels_last), weight.to(memory_format=torch.channels_last)
 
 
 def _rest(norm: nn.Module) -> nn.Module:

@@ -158,7 +158,7 @@ class _Copy:
         spent = "" if seconds is None else f", about {readable_time(seconds)}"
         self._options.on_note(
             f"changing {source.uri} from the model {_name(source.header)} to "
-            f"{_name(target.header)}: {len(changed)} photos to describe{spent}, about "
+            f"{_name(target.header)}: {len(changed)} entries to describe or copy{spent}, about "
             f"{decimal(needed)} of disk space; searches use the earlier model until then"
         )
         for _ in range(2):  # the second time what has changed meanwhile

@@ -169,7 +169,9 @@ class Progress(FileHeader):
 
 
 def checkpoint_tensors(
-    parts: Mapping[str, nn.Module | CrossBatchMemory], optimizer: torch.optim.Optimizer
+    parts: Mapping[str, nn.Module | CrossBatchMemory],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Return copies of the tensors that a checkpoint has, on the CPU: those of parts by name."""
     tensors: dict[str, Tensor] = {}
@@ -178,8 +180,8 @@ def checkpoint_tensors(
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer.{index}.{key}": value for key, value in state.items()})
     tensors["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
     return {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
 
 

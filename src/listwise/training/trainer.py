@@ -401,7 +401,8 @@ class Trainer:
     def _save(self, files: RunFiles | None) -> None:
         self.progress.seconds = time.perf_counter() - self._started
         if files:
-            files.save_checkpoint(checkpoint_tensors(self._saved, self.optimizer), self.progress)
+            tensors = checkpoint_tensors(self._saved, self.optimizer, self.session.device)
+            files.save_checkpoint(tensors, self.progress)
 
     def _finished(self) -> bool:
         config, progress = self.plan.config, self.progress

@@ -143,7 +143,7 @@ class MilvusMethod(SearchMethod):
                 return exact
         # Standalone servers before 2.5 delete descriptors that are read while an index exists
         # that does not hold them.
-        lossy = tuple(map(int, re.findall(r"\d+", self._version())[:2])) >= (2, 5)
+        lossy = tuple(map(int, re.findall(r"\d+", self._server_version())[:2])) >= (2, 5)
         index = fast(len(keys), dim, intent.memory, lossy)
         if index is not None:
             return self._tune_fast(index, intent, sample, on_note)
@@ -157,7 +157,7 @@ class MilvusMethod(SearchMethod):
 
     def facts(self) -> dict[str, Any]:
         """Version of the server, search method and measurements."""
-        return {"server": self._version(), **super().facts()}
+        return {"server": self._server_version(), **super().facts()}
 
     def _tune_fast(
         self, index: MilvusIndex, intent: SearchIntent, sample: ExactNeighbors, on_note: Note
@@ -202,7 +202,7 @@ class MilvusMethod(SearchMethod):
         index = self._state.index
         self._connection.load("descriptor", index.type, index.build)
 
-    def _version(self) -> str:
+    def _server_version(self) -> str:
         return str(self._connection.call("get_server_version"))
 
 
