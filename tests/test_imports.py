@@ -127,6 +127,8 @@ for module in {modules}:
         {
             "listwise": {"torch", "numpy", "PIL", "timm"},
             "listwise.evaluation": {"torch", "timm", "PIL", "pydantic"},
+            "listwise.data": {"torch", "timm", "cv2"},
+            "listwise.search.index": {"torch", "timm", "cv2", "faiss", "pyarrow"},
         },
         # timm itself loads yaml, through huggingface_hub.
         pytest.param(

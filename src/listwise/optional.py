@@ -1,11 +1,13 @@
-"""Optional packages: errors that name the command which installs a missing one."""
+"""Packages that are optional, or that are imported only when they are used."""
 
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from listwise.errors import InputError, ListwiseWarning, first_line
 
@@ -57,6 +59,29 @@ def requires(extra: str, purpose: str) -> Iterator[None]:
             f"{purpose} needs {DISTRIBUTIONS.get(module, module)}: pip install 'listwise[{extra}]'",
             name=module,
         ) from error
+
+
+def import_when_used(
+    package: str, names: Sequence[str], modules: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose modules are imported when used.
+
+    Args:
+        package: the name of the package.
+        names: what it exports.
+        modules: its modules that have these names, the fast ones first: they are imported one
+            after the other until one has the name.
+    """
+    own = vars(sys.modules[package])
+
+    def find(name: str) -> Any:
+        for module in modules if name in names else ():
+            found = vars(import_module(f"{package}.{module}"))
+            if name in found:
+                return own.setdefault(name, found[name])
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find, lambda: sorted({*own, *names})
 
 
 def runs_triton(device: "torch.device") -> bool:

@@ -59,6 +59,24 @@ def was_killed(process, condition=lambda: False):
     return process.returncode == -signal.SIGKILL
 
 
+def test_commands_without_a_network_do_not_import_torch(model, run, photos, tmp_path):
+    """PyTorch takes seconds to import."""
+    index, folder = str(tmp_path / "index"), photos / "class0"
+    run("index", "build", index, folder, "--model", model, "--device", "cpu", "--workers", 0)
+    main = "import sys; sys.modules['torch'] = None; from listwise.cli.main import main; main()"
+    for words in (
+        ("index", "info", index),
+        ("index", "list", index, "--count", "2"),
+        ("index", "marks", index, "--conflicts"),
+        ("index", "check", index, "--photos"),
+        ("index", "remove", index, "0.jpg"),
+        ("index", "remove", index, str(folder)),
+        ("index", "discard", index),
+        ("download", "--list"),
+    ):
+        finish([sys.executable, "-c", main, *words])
+
+
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(photos, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"

@@ -4,13 +4,11 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
-from torch import Tensor
 
 from listwise.data.images import (
     MAX_PIXELS,
@@ -27,6 +25,9 @@ from listwise.data.images import (
 )
 from listwise.data.images import reduced_size as reduced_size
 from listwise.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THUMBNAIL_SIDE = 320
 THUMBNAIL_BYTES = 45_000  # both stores of an index accept this much
@@ -70,7 +71,7 @@ class DecodedPhoto(NamedTuple):
         local: encoded local features, empty if not requested.
     """
 
-    pixels: Tensor
+    pixels: "Tensor"
     size: tuple[int, int]
     whole: tuple[int, int]
     corner: tuple[int, int] = (0, 0)
@@ -173,8 +174,10 @@ def decode_or_error(file: PhotoFile, how: Decoding) -> DecodedPhoto | ImageError
         return error
 
 
-def whole_image(image: Image.Image, max_side: int | None = None) -> Tensor:
+def whole_image(image: Image.Image, max_side: int | None = None) -> "Tensor":
     """Convert an RGB image, reduced if its long side exceeds `max_side`, to uint8 [3, H, W]."""
+    import torch  # slow to import, and not needed to look for photos
+
     size = reduced_size(*image.size, max_side)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)

@@ -1,10 +1,11 @@
 """Search for the nearest descriptors: exact search, indexes of photos, expansion, refinement.
 
-PyTorch is imported when one of these names is first used, not with every module of this package.
+A module is imported when one of its names is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from listwise.optional import import_when_used
 
 if TYPE_CHECKING:
     from listwise.search.checking import CheckResult
@@ -45,19 +46,8 @@ __all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_score
 __all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_search"]
 __all__ += ["superglobal_scores"]
 
-_MODULES = ["checking", "duplicates", "engines", "entries", "exact", "filling", "filters"]
-_MODULES += ["generation", "hits", "index", "marks", "methods"]
-_MODULES += ["opening", "options", "refinement", "store", "stored_marks", "upgrading"]
+_MODULES = ["entries", "engines", "store", "options", "filters", "methods", "marks", "exact"]
+_MODULES += ["refinement", "hits", "checking", "duplicates", "filling", "generation", "index"]
+_MODULES += ["opening", "stored_marks", "upgrading"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'listwise.search' has no attribute {name!r}")
-    for module in _MODULES:
-        found = vars(import_module(f"listwise.search.{module}"))
-        globals().update({each: found[each] for each in __all__ if each in found})
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = import_when_used(__name__, __all__, _MODULES)

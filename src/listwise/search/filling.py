@@ -9,23 +9,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from listwise.data import Decoding, ImageError, Images, PhotoFile, decode_photos
+from listwise.data import Decoding, ImageError, Images, PhotoFile
 from listwise.data.catalog import image_files, is_one_photo, photos_of
 from listwise.data.photos import THUMBNAIL_SIDE
-from listwise.data.pipeline import file_bytes, in_groups
-from listwise.descriptors import DescriptorFile, Model
-from listwise.descriptors.storage import is_descriptor_file
 from listwise.errors import InputError
 from listwise.machine import core_count, drain
-from listwise.models.embed import Described
 from listwise.search.entries import LABEL, Entry, NewEntries, entry_key, in_parts
 from listwise.search.generation import Generation
 from listwise.search.store import Store, with_contents
+
+if TYPE_CHECKING:
+    from listwise.descriptors import DescriptorFile, Model
+    from listwise.models.embed import Described
 
 # Files that are read together and held in memory: at most READ, and no more after READ_BYTES.
 READ, READ_BYTES = 64, 2**26
@@ -39,8 +39,8 @@ Item = TypeVar("Item")
 NewPhoto = tuple[Entry, PhotoFile]
 """A new entry, and its file with the content."""
 
-Source = str | Path | Images | DescriptorFile
-Sources = Source | Sequence[Source]
+Source: TypeAlias = "str | Path | Images | DescriptorFile"
+Sources: TypeAlias = "Source | Sequence[Source]"
 """A folder, a table, a text list, an image file, a descriptor file, the name of a data set, or a
 list of these."""
 
@@ -66,8 +66,11 @@ class Added:
     errors: list[str] = field(default_factory=list)
 
 
-def open_sources(given: Sources) -> list[Images | DescriptorFile]:
+def open_sources(given: Sources) -> "list[Images | DescriptorFile]":
     """Open photos and descriptor files in the given order; consecutive image files are joined."""
+    from listwise.descriptors import DescriptorFile
+    from listwise.descriptors.storage import is_descriptor_file
+
     if isinstance(given, str | Path | Images | DescriptorFile):
         given = [given]
     found: list[Images | DescriptorFile] = []
@@ -95,7 +98,7 @@ def open_sources(given: Sources) -> list[Images | DescriptorFile]:
 
 def add_photos(
     store: Store,
-    model: Model,
+    model: "Model",
     images: Images,
     *,
     thumbnails: bool = True,
@@ -143,7 +146,7 @@ def add_photos(
 
 def describe_entries(
     generation: Generation, photos: Iterator[NewPhoto], **options: Any
-) -> Generator[tuple[list[Entry], list[Entry], Described], None, None]:
+) -> "Generator[tuple[list[Entry], list[Entry], Described], None, None]":
     """Describe new entries part by part: those that were described, the others, and the result.
 
     The model is loaded when the first photo is there. The options are those of
@@ -181,6 +184,8 @@ def part_sizes(most: int) -> Iterator[int]:
 
 def read_groups(photos: Iterable[Item], file: Callable[[Item], PhotoFile]) -> Iterator[list[Item]]:
     """Group photos whose files are read together and held in memory."""
+    from listwise.data.pipeline import file_bytes, in_groups
+
     return in_groups(photos, READ, READ_BYTES, lambda photo: file_bytes(file(photo)))
 
 
@@ -200,7 +205,7 @@ def _new_photos(
 
 def add_descriptors(
     store: Store,
-    file: DescriptorFile,
+    file: "DescriptorFile",
     root: str | Path | None = None,
     *,
     thumbnails: bool = True,
@@ -271,6 +276,8 @@ def add_local_features(
         workers: the number of processes; one per core by default.
         on_progress: called with the number of entries that were just processed.
     """
+    from listwise.data import decode_photos
+
     enable_local_features(store)
     result = Added()
     if workers is None:

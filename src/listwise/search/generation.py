@@ -3,17 +3,20 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from listwise.calibration import Calibration
 from listwise.data.images import Box
 from listwise.data.photos import Photo, open_photo
-from listwise.descriptors import Model, load_model
 from listwise.errors import InputError
 from listwise.search.entries import Float32
 from listwise.search.store import IndexHeader, Store
 from listwise.settings import ExtractSettings
+
+if TYPE_CHECKING:
+    from listwise.descriptors import Model
 
 
 class Generation:
@@ -29,7 +32,7 @@ class Generation:
         device: the device that the model is loaded to.
     """
 
-    def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
+    def __init__(self, store: Store, model: "Model | None" = None, device: str = "auto") -> None:
         # The queries of a model may be compared with the descriptors of its teacher.
         if model is not None and model.teacher != store.header.model:
             store.header.check(model.fingerprint, store.uri)
@@ -44,7 +47,7 @@ class Generation:
         return self.store.header
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model that computes the descriptors."""
         with self._opening:
             if self._model is None:
@@ -91,7 +94,7 @@ class Generation:
             [open_photo(photo, box, side) for photo, box in zip(photos, boxes, strict=True)]
         )
 
-    def reopened(self, model: Model | None = None) -> "Generation":
+    def reopened(self, model: "Model | None" = None) -> "Generation":
         """The generation that is the current one now."""
         generations = self.store.generations
         current = generations.open(generations.record().current)
@@ -99,7 +102,7 @@ class Generation:
 
 
 def header_of(
-    model: Model,
+    model: "Model",
     *,
     max_side: int | None = None,
     scales: Sequence[float] | None = None,
@@ -123,7 +126,14 @@ def header_of(
     )
 
 
-def _remembered_model(store: Store, device: str) -> Model:
+def open_model(model: "Model | str | Path", device: str) -> "Model":
+    """Load a model from its folder or by its name; a loaded one is returned as it is."""
+    from listwise.descriptors import Model, load_model  # PyTorch, which takes seconds to import
+
+    return model if isinstance(model, Model) else load_model(model, device)
+
+
+def _remembered_model(store: Store, device: str) -> "Model":
     """Load the model of an index from its folder or by its name."""
     header = store.header
     source = header.model_folder or header.model_name
@@ -133,7 +143,7 @@ def _remembered_model(store: Store, device: str) -> Model:
         raise InputError(
             f"no model at {source}, where the model of {store.uri} was: give its folder as `model`"
         )
-    model = load_model(source, device)
+    model = open_model(source, device)
     if model.fingerprint != header.model:
         raise InputError(
             f"the model in {source} has changed since {store.uri} was created: give the original "

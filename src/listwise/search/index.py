@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from listwise.data import Images
 from listwise.data.catalog import photos_of
 from listwise.data.images import Box
 from listwise.data.photos import Photo
-from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError, validated
 from listwise.progress import counting
 from listwise.search.checking import CheckResult, check_store
@@ -39,7 +38,7 @@ from listwise.search.filling import (
     open_sources,
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
-from listwise.search.generation import Generation
+from listwise.search.generation import Generation, open_model
 from listwise.search.hits import Hit, Query, find_entries
 from listwise.search.methods import Note, SearchIntent, TuningResult
 from listwise.search.options import SearchOptions
@@ -55,6 +54,9 @@ from listwise.search.upgrading import (
     roll_back,
     upgrade_generation,
 )
+
+if TYPE_CHECKING:
+    from listwise.descriptors import DescriptorFile, Model
 
 Result = TypeVar("Result")
 
@@ -72,7 +74,7 @@ class Index(AbstractContextManager["Index"]):
         '/data/photos/chairs/7.jpg'
     """
 
-    def __init__(self, store: Store, model: Model | None = None, device: str = "auto") -> None:
+    def __init__(self, store: Store, model: "Model | None" = None, device: str = "auto") -> None:
         self.generation = Generation(store, model, device)
         self.marks = IndexMarks(lambda: self.generation)
         self._searcher = Searcher()
@@ -93,7 +95,7 @@ class Index(AbstractContextManager["Index"]):
         return self.store.header
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model that computes the descriptors of this index."""
         return self.generation.model
 
@@ -329,7 +331,7 @@ class Index(AbstractContextManager["Index"]):
 
     def upgrade(
         self,
-        model: Model | str | Path,
+        model: "Model | str | Path",
         *,
         skip_missing: bool = False,
         workers: int | None = None,
@@ -362,7 +364,7 @@ class Index(AbstractContextManager["Index"]):
             >>> index.upgrade("runs/better/model")           # doctest: +SKIP
             UpgradeResult(generation=1, entries=6049, described=6049, skipped=[])
         """
-        new = model if isinstance(model, Model) else load_model(model, self.generation.device)
+        new = open_model(model, self.generation.device)
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
         done = self._change(lambda: upgrade_generation(self.generation, new, options))
         if not self.store.generations.is_current():
@@ -371,7 +373,7 @@ class Index(AbstractContextManager["Index"]):
 
     def rollback(
         self,
-        model: Model | str | Path | None = None,
+        model: "Model | str | Path | None" = None,
         *,
         skip_missing: bool = False,
         workers: int | None = None,
@@ -397,7 +399,7 @@ class Index(AbstractContextManager["Index"]):
             UpgradeResult(generation=0, entries=6049, described=0, skipped=[])
         """
         options = UpgradeOptions(skip_missing, workers, progress, on_note)
-        new = load_model(model, self.generation.device) if isinstance(model, str | Path) else model
+        new = None if model is None else open_model(model, self.generation.device)
         done = self._change(lambda: roll_back(self.generation, new, options))
         self.generation = self.generation.reopened(new)
         return done
@@ -497,12 +499,14 @@ def _examples(query: Any, box: Any) -> tuple[list[Photo], list[Box | None], Floa
 
 def _add_source(
     index: Index,
-    source: Images | DescriptorFile,
+    source: "Images | DescriptorFile",
     root: str | Path | None,
     workers: int | None,
     options: dict[str, Any],
 ) -> Added:
     """Add the photos of one source to the current generation of an index."""
+    from listwise.descriptors import DescriptorFile
+
     current = index.generation
     if isinstance(source, DescriptorFile):
         return add_descriptors(current.store, source, root, **options)

@@ -3,23 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from listwise.data import Images
-from listwise.descriptors import DescriptorFile, Model, load_model
 from listwise.errors import InputError
 from listwise.machine import Machine
-from listwise.models.backbone import choose_backbone
 from listwise.search.checking import CheckResult
 from listwise.search.engines import create_store, engine_of, open_store, store_exists
-from listwise.search.generation import header_of
+from listwise.search.generation import header_of, open_model
 from listwise.search.index import Index
 from listwise.settings import ExtractSettings, as_options
+
+if TYPE_CHECKING:
+    from listwise.descriptors import DescriptorFile, Model
 
 
 def open_index(
     uri: str | Path,
-    model: Model | str | Path | None = None,
+    model: "Model | str | Path | None" = None,
     *,
     max_side: int | None = None,
     scales: Sequence[float] | None = None,
@@ -51,28 +52,31 @@ def open_index(
         try:
             another = "build another index with listwise index build INDEX PHOTOS"
             _check_settings(place, store.header.settings, given, another)
-            return Index(store, _open_model(model, device), device)
+            return Index(store, None if model is None else open_model(model, device), device)
         except BaseException:
             store.close()
             raise
     if model is None:
+        from listwise.models.backbone import choose_backbone
+
         model, reason = choose_backbone(Machine.detect(device))
         on_note(
             f"using the pretrained model {model}, because {reason}; choose another with `model`"
         )
-    opened = _open_model(model, device)
-    assert opened is not None
+    opened = open_model(model, device)
     on_note(opened.size_note(max_side))
     return Index(create_store(place, header_of(opened, **given)), opened, device)
 
 
 def open_index_for(
     uri: str | Path,
-    sources: Sequence[Images | DescriptorFile],
+    sources: "Sequence[Images | DescriptorFile]",
     model: str | Path | None = None,
     **settings: Any,
 ) -> Index:
     """Open or create an index for these sources, with the settings of descriptor files."""
+    from listwise.descriptors import DescriptorFile
+
     files = [source for source in sources if isinstance(source, DescriptorFile)]
     if not files or store_exists(str(uri)):
         return open_index(uri, model, **settings)
@@ -80,7 +84,7 @@ def open_index_for(
         raise InputError(
             f"{files[0].path} holds descriptors: give the model that computed them as `model`"
         )
-    opened = load_model(model, settings.get("device", "auto"))
+    opened = open_model(model, settings.get("device", "auto"))
     for file in files:
         if file.model != opened.fingerprint:
             raise InputError(
@@ -98,7 +102,7 @@ def open_index_for(
 
 def check_index(
     uri: str | Path,
-    model: Model | str | Path | None = None,
+    model: "Model | str | Path | None" = None,
     *,
     photos: bool = False,
     repair: bool = False,
@@ -141,7 +145,3 @@ def _check_settings(
                 f"{source} was created with {as_options(**{name: has})}: leave `{name}` out, or "
                 f"{instead} {as_options(**{name: value})}"
             )
-
-
-def _open_model(model: Model | str | Path | None, device: str) -> Model | None:
-    return model if model is None or isinstance(model, Model) else load_model(model, device)

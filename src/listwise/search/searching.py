@@ -29,7 +29,6 @@ from listwise.data.images import (
 from listwise.data.photos import decode_photo, open_photo
 from listwise.errors import InputError
 from listwise.machine import core_count
-from listwise.models.embed import BATCH_PIXELS
 from listwise.search.entries import Float32, NoEntryError, key_of
 from listwise.search.generation import Generation
 from listwise.search.hits import (
@@ -260,6 +259,8 @@ class Searcher:
         A part has no more pixels than may be decoded together, and no more than the network takes
         at one time, so that a query can be dropped between two parts.
         """
+        from listwise.models.embed import BATCH_PIXELS
+
         part: list[_Example] = []
         for new in examples:
             new.measure(generation.header.settings)

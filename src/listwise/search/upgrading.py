@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.filesize import decimal
 
 from listwise.data import ImageError, PhotoFile
-from listwise.descriptors import Model
 from listwise.errors import InputError
 from listwise.progress import counting, readable_time
 from listwise.search.entries import Entry, Keys, as_row, in_parts, spread
@@ -26,6 +26,9 @@ from listwise.search.generation import Generation, header_of
 from listwise.search.hits import Hit, nearest_others
 from listwise.search.methods import Note
 from listwise.search.store import IndexHeader, Store, with_contents
+
+if TYPE_CHECKING:
+    from listwise.descriptors import Model
 
 _FEW = 32  # entries that may be described while changes are held back
 _LOOKED_UP = 1000  # entries that are read together
@@ -61,7 +64,9 @@ class UpgradeOptions:
     on_note: Note = lambda note: None
 
 
-def upgrade_generation(current: Generation, model: Model, options: UpgradeOptions) -> UpgradeResult:
+def upgrade_generation(
+    current: Generation, model: "Model", options: UpgradeOptions
+) -> UpgradeResult:
     """Describe all entries with another model, and search the new descriptors from then on."""
     store = current.store
     if model.folder is None and (model.whitening or not model.name):
@@ -77,7 +82,7 @@ def upgrade_generation(current: Generation, model: Model, options: UpgradeOption
             return _Copy(store, Generation(target, model), options).run()
 
 
-def roll_back(current: Generation, model: Model | None, options: UpgradeOptions) -> UpgradeResult:
+def roll_back(current: Generation, model: "Model | None", options: UpgradeOptions) -> UpgradeResult:
     """Search the previous generation again, after the photos that were added since are in it.
 
     `model` is the model of that generation; by default it is loaded from where it was.

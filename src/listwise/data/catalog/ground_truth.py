@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from listwise.data.images import Box
-from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 from listwise.evaluation import JudgedQueries
 from listwise.files import read_text
@@ -24,6 +23,8 @@ _PREFIX = "oxc1_"  # of photo names in the query files of Oxford
 
 def read_ground_truth(path: str | Path) -> JudgedQueries:
     """Read a `gnd_*.pkl` file: a dict of imlist, qimlist and gnd (bbx, easy, hard, junk)."""
+    from listwise.data.pickles import read_pickle_restricted  # with PyTorch
+
     content = read_pickle_restricted(path)
     names = [str(name) for name in _field(content, "imlist", str(path))]
     queries = [str(name) for name in _field(content, "qimlist", str(path))]

@@ -14,7 +14,6 @@ import numpy as np
 
 from listwise.data.images import IMAGE_SUFFIXES
 from listwise.data.labelled import Images, LabelledImages
-from listwise.data.pickles import read_pickle_restricted
 from listwise.errors import InputError
 from listwise.files import read_text
 
@@ -106,6 +105,8 @@ def _landmarks(folder: Path, root: Path) -> Iterator[LabelledPath]:
 
 def _sfm(folder: Path, root: Path) -> Iterator[LabelledPath]:
     """Retrieval-SfM: the class of a photo is the 3-D model it is part of."""
+    from listwise.data.pickles import read_pickle_restricted  # with PyTorch
+
     path = folder / "retrieval-SfM-120k.pkl"
     content = read_pickle_restricted(path)
     for split in ("train", "val"):
