@@ -18,7 +18,7 @@ from listwise.descriptors import Model, load_model
 from listwise.errors import InputError
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
-from listwise.models.embed import BATCH_PIXELS, inference_network
+from listwise.models.embed import BATCH_PIXELS, PhotoNet
 from listwise.models.net import Network
 
 CALIBRATED_ON = 16  # photos from which the ranges of int8 are measured here
@@ -104,7 +104,7 @@ def _networks(
     """Return the network in each form, and the sizes of the files in megabytes."""
     networks = {
         "PyTorch": model.net,
-        "PyTorch, folded": inference_network(model.net, None),
+        "PyTorch, folded": PhotoNet(model.net, None).fastest,
     }
     sizes = {}
     some = images.subset(range(min(len(images), CALIBRATED_ON)))

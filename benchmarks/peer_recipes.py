@@ -18,7 +18,7 @@ from listwise.errors import InputError
 from listwise.evaluation import evaluate_labelled
 from listwise.machine import shared_cores
 from listwise.models import RetrievalNet
-from listwise.models.embed import Describe, PhotoNet, embed_parts, inference_network
+from listwise.models.embed import Describe, PhotoNet, embed_parts
 from listwise.models.net import Network
 from listwise.optional import requires
 from listwise.settings import CropSettings, TrainConfig
@@ -265,7 +265,7 @@ def evaluate_photos(
     autocast = _autocast(config)
     describe, how = None, Decoding(config.val_max_side)
     if recipe is not None:
-        describe, how = _center_cropped(inference_network(net, autocast), recipe), Decoding()
+        describe, how = _center_cropped(PhotoNet(net, autocast).fastest, recipe), Decoding()
     (found,) = embed_parts(
         PhotoNet(net, autocast),
         images.files(),

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from listwise.files import write_tensors, write_text
@@ -59,3 +60,27 @@ def test_a_full_disk_leaves_the_old_tensors(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_file(path)["x"].tolist() == [0, 0, 0, 0]
     assert os.listdir(tmp_path) == ["state"]
+
+
+def test_the_library_of_the_format_reads_the_tensors(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
+    tensors = {
+        f"ü {kind}": torch.randn(3, 5, generator=generator).mul(9).to(kind).t() for kind in kinds
+    }
+    tensors |= {
+        "bits": torch.tensor([True, False]),
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "number": torch.tensor(2.5),
+        "nothing": torch.empty(0, 4),
+        "shared": tensors["ü torch.float32"][1:],
+    }
+    write_tensors(tmp_path / "a" / "b.safetensors", tensors, {"text": '"ß'})
+    with safe_open(tmp_path / "a" / "b.safetensors", framework="pt") as file:
+        assert file.metadata() == {"text": '"ß'}
+        assert set(file.keys()) == set(tensors)
+        for name, tensor in tensors.items():
+            found = file.get_tensor(name)
+            assert found.dtype == tensor.dtype
+            assert torch.equal(found, tensor)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.safetensors"]

@@ -35,6 +35,16 @@ def write_failure(error: BaseException | None) -> str | None:
     return None
 
 
+# Names of PyTorch's dtypes in safetensors files.
+_DTYPES = {
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    "bfloat16": "BF16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
 def publish(partial: Path, final: Path) -> None:
     """Move a finished file to its final place, atomically.
 
@@ -62,14 +72,16 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically; after an error the old one is there, and the error names the file.
+def write_bytes(path: Path, *content: bytes | memoryview) -> None:
+    """Write the parts of a file, atomically.
 
-    Until it is complete, the file has `.tmp` at the end of its name.
+    After an error the old file is there, and the error names it. Until the file is complete, its
+    name ends in `.tmp`.
     """
     partial = path.with_name(f"{path.name}.tmp")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.writelines(content)
         publish(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -93,6 +105,8 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file atomically.
 
+    The library of this format would keep all other threads waiting, and copy the tensors.
+
     Args:
         path: path of the file; its folder is created if it does not exist.
         tensors: tensors on any device, by name.
@@ -101,17 +115,21 @@ def write_tensors(
     Raises:
         OSError: the file cannot be written; the message names it and the reason.
     """
-    from safetensors.torch import save
+    import torch
 
-    # As safetensors needs them: contiguous, in host memory, and each with memory of its own.
-    plain, seen = {}, set[int]()
-    for key, value in tensors.items():
-        tensor = value.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        plain[key] = tensor.clone() if place in seen else tensor
-        seen.add(place)
+    header: dict[str, Any] = {"__metadata__": metadata or {}}
+    values, end = [], 0
+    for key in sorted(tensors, key=lambda key: (-tensors[key].element_size(), key)):
+        tensor = tensors[key].detach().cpu().contiguous()
+        start, end = end, end + tensor.nbytes
+        kind = _DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        shape = list(tensor.shape)
+        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        values.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, save(plain, metadata))
+    write_bytes(path, len(text).to_bytes(8, "little"), text, *values)
 
 
 def read_json(path: Path, otherwise: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from listwise.models import RetrievalNet
 from listwise.models.backbone import create_backbone
-from listwise.models.folding import FoldedConv, Folding, folded_copy, in_blocks
+from listwise.models.folding import FoldedConv, FoldedCopy, Folding, in_blocks
 
 
 def photos(count: int, side: int = 64) -> torch.Tensor:
@@ -52,7 +52,13 @@ def check(net: nn.Module, images: torch.Tensor, folding: Folding | None = None) 
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-9 * largest)
     with torch.no_grad():
-        torch.testing.assert_close(folded_copy(net)(images), descriptors, rtol=1e-9, atol=1e-11)
+        copy = FoldedCopy(net)
+        torch.testing.assert_close(copy.net(images), descriptors, rtol=1e-9, atol=1e-11)
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1.25)
+        copy.refresh()
+        torch.testing.assert_close(copy.net(images), net(images), rtol=1e-9, atol=1e-11)
     return len(folding.pairs)
 
 

@@ -12,7 +12,7 @@ from listwise.models import POOLINGS, RetrievalNet
 from listwise.models.areas import UnsupportedNetwork
 from listwise.models.backbone import create_backbone
 from listwise.models.embed import MIXED, PhotoNet
-from listwise.models.mixed import MixedNet, mixes
+from listwise.models.mixed import MixedNet, is_plain_resnet, mixes
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +92,16 @@ def test_descriptors_are_those_of_one_photo_at_a_time(backbone):
     assert largest_difference(net, canvases(SIZES), SIZES) < 1e-12
     some = SIZES[1:4]
     assert largest_difference(net, canvases(some, 112, 99), some) < 1e-12
+
+
+def test_a_resnet_as_published_needs_no_trial():
+    net = named("resnet18")
+    assert is_plain_resnet(net)
+    assert largest_difference(net, canvases(SIZES), SIZES) < 1e-12
+    net.backbone.layer1[0].register_forward_hook(lambda module, inputs, output: output.flip(3))
+    assert not is_plain_resnet(net)
+    assert not mixes(net)
+    assert not is_plain_resnet(named("test_efficientnet.r160_in1k"))
 
 
 @pytest.mark.parametrize("pooling", sorted(POOLINGS))

@@ -9,7 +9,7 @@ from torch import nn
 
 from listwise.models import RetrievalNet
 from listwise.models.backbone import create_backbone
-from listwise.models.folding import folded_copy
+from listwise.models.folding import FoldedCopy
 from listwise.models.mixed import MixedNet
 from listwise.models.residual import ResidualBlock, finish, replace_blocks
 
@@ -32,7 +32,7 @@ def net_of(name, **options):
 def check(net):
     """Compare with the network, photos of one shape and mixed ones; return the number of blocks."""
     photos = torch.rand(len(SIZES), 3, 64, 96, dtype=torch.float64)
-    replaced = folded_copy(net)
+    replaced = FoldedCopy(net).net
     replace_blocks(replaced)
     torch.testing.assert_close(replaced(photos), net(photos))
     alone = [net(photos[n : n + 1, :, :h, :w]) for n, (h, w) in enumerate(SIZES)]

@@ -1,6 +1,8 @@
 """The files of a run: checkpoints, metrics, pictures, and the thread that writes them."""
 
+import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -111,3 +113,20 @@ def test_right_and_wrong_photos_are_framed_so(photos, monkeypatch):
         ["query", "wrong", "right", "wrong"],
         ["query", "wrong", "wrong", "right"],
     ]
+
+
+def test_of_files_that_wait_only_the_newest_is_written(files, tmp_path):
+    written, busy = [], threading.Event()
+    files.write("picture 1", busy.wait)
+    for update in (1, 2):
+        files.write("model", partial(written.append, f"model {update}"))
+        if update == 1:
+            files.write("checkpoint", partial(written.append, "checkpoint 1"))
+    assert not written
+    busy.set()
+    files.wait()
+    # a checkpoint of the network that was not written would not match the one that was
+    assert written == ["model 2"]
+    files.write("checkpoint", partial(written.append, "checkpoint 2"))
+    files.close()
+    assert written == ["model 2", "checkpoint 2"]

@@ -22,6 +22,7 @@ from listwise.descriptors.storage import (
     is_descriptor_file,
 )
 from listwise.errors import InputError
+from listwise.files import publish
 from listwise.models.embed import MIXED
 from listwise.settings import Precision
 
@@ -157,10 +158,13 @@ class _Parts:
         unreadable = tuple(line for file in files for line in file.header.unreadable)
         if not any(len(file) for file in files):
             raise none_readable(unreadable)
-        header = files[0].header.model_copy(update={"unreadable": unreadable})
-        with DescriptorWriter(self._out, files[0].dim, header) as writer:
-            for file in files:
-                writer.write(file.ids, file.sizes, file.read())
+        if len(files) == 1:
+            publish(files[0].path, self._out)
+        else:
+            header = files[0].header.model_copy(update={"unreadable": unreadable})
+            with DescriptorWriter(self._out, files[0].dim, header) as writer:
+                for file in files:
+                    writer.write(file.ids, file.sizes, file.read())
         self._remove()
         (self.folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files, or another process has started in it

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from listwise.data.pipeline import PhotoBatch, batch_by_shape
 from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
 from listwise.models.areas import UnsupportedNetwork
-from listwise.models.folding import folded_copy, has_hooks
+from listwise.models.folding import FoldedCopy, has_hooks
 from listwise.models.mixed import MixedNet, mixes
 from listwise.models.net import Network, RetrievalNet
 from listwise.models.residual import replace_blocks
@@ -70,6 +70,7 @@ class PhotoNet:
         autocast: dtype in which the network runs.
 
     Attributes:
+        fastest: computes what the network computes, for photos of one shape.
         mixed: whether photos of different shapes are computed in one batch. This needs a GPU, and
             a network for which it does not change the descriptors (see `listwise.models.mixed`).
     """
@@ -80,12 +81,18 @@ class PhotoNet:
         with ThreadPoolExecutor(1, "trial") as thread:  # on the CPU, while the GPU is prepared
             if MIXED.get(self.device.type, False) and isinstance(net, RetrievalNet):
                 trial = thread.submit(mixes, net)
-            self._fastest = inference_network(net, autocast)
+            self._folded = _fold(net, autocast)
             self.mixed = trial is not None and trial.result()
+        self.fastest = net if self._folded is None else cast(RetrievalNet, self._folded.net)
         self._mixed_net = None
         if self.mixed:
-            assert isinstance(self._fastest, RetrievalNet)
-            self._mixed_net = MixedNet(self._fastest)
+            assert isinstance(self.fastest, RetrievalNet)
+            self._mixed_net = MixedNet(self.fastest)
+
+    def refresh(self) -> None:
+        """Use the current weights of the network, after training has changed them."""
+        if self._folded is not None:
+            self._folded.refresh()
 
     def __call__(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of these heights and widths in images [B, 3, H, W]: [B, dim].
@@ -105,10 +112,10 @@ class PhotoNet:
 
     def _alone(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         if all(size == images.shape[2:] for size in sizes):
-            together: Tensor = self._fastest(images)
+            together: Tensor = self.fastest(images)
             return together
         photos = zip(images, sizes, strict=True)
-        return torch.cat([self._fastest(photo[None, :, :h, :w]) for photo, (h, w) in photos])
+        return torch.cat([self.fastest(photo[None, :, :h, :w]) for photo, (h, w) in photos])
 
 
 def network_state(net: Network) -> Hashable:
@@ -119,25 +126,24 @@ def network_state(net: Network) -> Hashable:
     return tuple((id(each), each._version) for each in tensors), has_hooks(net)
 
 
-def inference_network(net: Network, autocast: torch.dtype | None) -> Network:
-    """Return the fastest network that computes what `net` computes now under this autocast."""
+def _fold(net: Network, autocast: torch.dtype | None) -> FoldedCopy | None:
+    """Return a copy that computes what `net` computes, faster, if there is one."""
     if not isinstance(net, RetrievalNet):
-        return net
+        return None
     if (autocast is None and net.mean.device.type != "cpu") or has_hooks(net):
-        return net
+        return None
     try:
         with torch.inference_mode(False), torch.no_grad():
-            folded = folded_copy(net)
+            folded = FoldedCopy(net)
     except Exception as error:  # a module of the user may not be possible to copy
         warnings.warn(
             f"batch norm is not folded, because the network cannot be copied: {first_line(error)}",
             ListwiseWarning,
             stacklevel=2,
         )
-        return net
-    assert isinstance(folded, RetrievalNet)
+        return None
     if net.mean.is_cuda and runs_triton(net.mean.device):
-        replace_blocks(folded)
+        replace_blocks(folded.net)
     return folded
 
 

@@ -9,14 +9,14 @@ Only what the structure of a network proves is folded: neighbors in an `nn.Seque
 layers of known blocks of timm and torchvision. Inside a module of any other class nothing is
 folded, because its code may read what a convolution returns. In training, a `FoldedConv` computes
 the folded weights in every forward pass, so autograd gives the gradients of the original
-parameters. For inference, `folded_copy` computes them once.
+parameters. For inference, `FoldedCopy` computes them once.
 """
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -232,18 +232,33 @@ class Folding:
                 setattr(parent, name, original)
 
 
-def folded_copy(net: nn.Module) -> nn.Module:
-    """Return a copy for inference that computes what a network computes now.
+class FoldedCopy:
+    """A copy of a network for inference, with batch norm folded into convolutions.
 
-    Batch norm is folded into convolutions with constant weights; the copy shares everything else.
+    The convolutions have weights of their own; the copy shares everything else.
+
+    Attributes:
+        net: the copy, in evaluation mode.
     """
-    twin = sharing_copy(net).eval()
-    for conv, norm, _, norm_place in find_pairs(twin):
-        weight, bias = FoldedConv(conv, norm).weights()
-        # Parameters, because autocast keeps the cast weights only of layers that could be trained.
-        conv.weight, conv.bias = nn.Parameter(weight), nn.Parameter(bias)
-        setattr(*norm_place, _rest(norm))
-    return twin
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = sharing_copy(net).eval()
+        self._folded: list[tuple[FoldedConv, nn.Conv2d]] = []
+        for conv, norm, _, norm_place in find_pairs(self.net):
+            original = FoldedConv(cast(nn.Conv2d, sharing_copy(conv)), norm)
+            # Parameters, because autocast keeps the cast weights only of layers that could be
+            # trained.
+            conv.weight, conv.bias = map(nn.Parameter, original.weights())
+            setattr(*norm_place, _rest(norm))
+            self._folded.append((original, conv))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the weights again, after those of the network have changed."""
+        for original, conv in self._folded:
+            weight, bias = original.weights()
+            conv.weight.copy_(weight)
+            cast(Tensor, conv.bias).copy_(bias)
 
 
 def sharing_copy(net: nn.Module) -> nn.Module:

@@ -18,18 +18,27 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from timm.layers import SelectAdaptivePool2d
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from torch import Tensor, nn
 
 from listwise.errors import InputError, ListwiseWarning, first_line
 from listwise.machine import shared_cores
 from listwise.models.areas import OwnAreas, UnsupportedNetwork
-from listwise.models.folding import sharing_copy
+from listwise.models.folding import is_plain
 from listwise.models.net import RetrievalNet
+from listwise.models.pooling import POOLINGS
 
 # Heights and widths of the trial photos: odd and even, some fill their canvas along one side.
 _TRIAL = ((97, 110), (128, 75), (66, 127))
 # Descriptors in float64 differ by less than this. A wrong border changes them far more.
 _SAME = 1e-7
+
+# For these layers, the tests compare mixed batches with single photos. The pooling at the end of
+# the backbone is not used.
+_LAYERS = {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.Identity, nn.Linear, nn.Sequential}
+_BLOCKS = {RetrievalNet, ResNet, BasicBlock, Bottleneck, SelectAdaptivePool2d}
+_RESNET_PARTS = {*_LAYERS, *_BLOCKS, *POOLINGS.values()}
 
 _mixes: "WeakKeyDictionary[RetrievalNet, bool]" = WeakKeyDictionary()
 
@@ -37,14 +46,12 @@ _mixes: "WeakKeyDictionary[RetrievalNet, bool]" = WeakKeyDictionary()
 class MixedNet:
     """A network for photos of different shapes in one batch.
 
-    It shares the weights of the network. Use it only if `mixes(net)`, in evaluation mode and
-    without gradients: it overwrites values outside of the photos.
+    Use it only if `mixes(net)`, in evaluation mode and without gradients: it overwrites values
+    outside of the photos.
     """
 
     def __init__(self, net: RetrievalNet) -> None:
-        twin = sharing_copy(net).eval()
-        assert isinstance(twin, RetrievalNet)
-        self._net = twin
+        self._net = net
 
     def __call__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of some heights and widths in canvases [B, 3, H, W]: [B, dim].
@@ -72,14 +79,25 @@ class MixedNet:
 
 
 def mixes(net: RetrievalNet) -> bool:
-    """Return whether `MixedNet` computes the same descriptors as the network, by a trial.
+    """Return whether `MixedNet` computes the same descriptors as the network.
 
-    The trial runs a copy in float64 on the CPU. It changes scales and weights of zero: they could
-    hide an error until training changes them. The result is remembered for each network.
+    A ResNet as it was published does; for other networks, a trial runs a copy in float64 on the
+    CPU. It changes scales and weights of zero: they could hide an error until training changes
+    them. The result is remembered for each network.
     """
     if net not in _mixes:
-        _mixes[net] = _trial(net)
+        _mixes[net] = is_plain_resnet(net) or _trial(net)
     return _mixes[net]
+
+
+def is_plain_resnet(net: RetrievalNet) -> bool:
+    """Return whether a network is a ResNet of timm with its usual layers, without hooks."""
+    return type(net.backbone) is ResNet and all(
+        type(part) in _RESNET_PARTS
+        and is_plain(part)
+        and getattr(part, "padding_mode", "zeros") == "zeros"
+        for part in net.modules()
+    )
 
 
 def _trial(net: RetrievalNet) -> bool:

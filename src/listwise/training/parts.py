@@ -43,7 +43,7 @@ from listwise.training.choices import Sizes, TrainPlan
 from listwise.training.distributed import failing_together, gather_numbers, gather_rows
 from listwise.training.loading import Batches, load_batches
 from listwise.training.objective import Loss, check_processes, make_loss, with_lengths
-from listwise.training.run import MODEL_FOLDER, Progress, Task
+from listwise.training.run import MODEL_FOLDER, Progress, Task, copy_to_host
 from listwise.training.sampling import Indices, Miner, draw_batch, make_miner
 from listwise.training.view import TrainView
 from listwise.training.weights import (
@@ -256,13 +256,17 @@ class Validator:
         self.session, self.net = session, net
         self.images = session.plan.validation
         self._decoded: list[DecodedPhoto | ImageError] = []
+        self._network: PhotoNet | None = None
 
     def describe(self) -> Described:
         """Describe the validation photos with the current weights."""
         session, net, count = self.session, self.net, len(self.images)
         net.eval()
-        network = PhotoNet(net, session.autocast)
-        found = embed_decoded(network, self._photos(), session.counter("validating", count))
+        if self._network is None:
+            self._network = PhotoNet(net, session.autocast)
+        else:
+            self._network.refresh()
+        found = embed_decoded(self._network, self._photos(), session.counter("validating", count))
         session.report_unreadable(found.errors, "validation leaves it out")
         return Described(found.kept, found.descriptors)
 
@@ -306,11 +310,11 @@ class ModelFolder:
     def writer(self, found: Described, value: float) -> Task:
         """Return a function that writes the network as it is now, with its validation mAP."""
         config = self.net.config.model_copy(update={"provenance": self.provenance(value)})
-        state = {k: v.detach().to("cpu", copy=True) for k, v in self.net.plain_state().items()}
+        state = copy_to_host(self.net.plain_state())
 
         def write() -> None:
             settings = self._settings(found, self.sizes.start, value, value)
-            write_model(self.folder, ModelFile(ModelInfo(network=config, **settings), state))
+            write_model(self.folder, ModelFile(ModelInfo(network=config, **settings), state()))
 
         return write
 

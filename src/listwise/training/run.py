@@ -5,6 +5,7 @@ A checkpoint is one safetensors file that is replaced atomically. A thread write
 
 import hashlib
 import json
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -172,8 +173,8 @@ def checkpoint_tensors(
     parts: Mapping[str, nn.Module | CrossBatchMemory],
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-) -> dict[str, Tensor]:
-    """Return copies of the tensors that a checkpoint has, on the CPU: those of parts by name."""
+) -> Callable[[], dict[str, Tensor]]:
+    """Start to copy the tensors that a checkpoint has, those of parts by name: `copy_to_host`."""
     tensors: dict[str, Tensor] = {}
     for name, part in parts.items():
         tensors.update({f"{name}.{key}": value for key, value in part.state_dict().items()})
@@ -182,7 +183,30 @@ def checkpoint_tensors(
     tensors["random.cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)
-    return {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+    return copy_to_host(tensors)
+
+
+def copy_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+    """Start to copy tensors, as they are now, to host memory.
+
+    The returned function waits for the copies and returns them. A GPU copies to pinned memory while
+    this thread continues.
+    """
+    copies = {
+        key: torch.empty_like(value, device="cpu", pin_memory=value.is_cuda).copy_(
+            value.detach(), non_blocking=True
+        )
+        for key, value in tensors.items()
+    }
+    devices = {value.device for value in tensors.values() if value.is_cuda}
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def finished() -> dict[str, Tensor]:
+        for event in events:
+            event.synchronize()
+        return copies
+
+    return finished
 
 
 def load_checkpoint(
@@ -240,7 +264,9 @@ class RunFiles:
 
         self._run, self._failed = run, False
         self._thread = ThreadPoolExecutor(1, "files")
-        self._tasks: list[Future[None]] = []
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Task] = {}
+        self._started: list[Future[None]] = []
         path = run / METRICS_FILE
         first = progress.update + 1 if progress.update else 0
         entries, damaged = _read_entries(path)
@@ -268,32 +294,41 @@ class RunFiles:
         for name, value in values.items():
             self._board.add_scalar(name, value, update)
 
-    def write(self, task: Task) -> None:
+    def write(self, name: str, task: Task) -> None:
         """Run a task that writes a file after all earlier ones; raise the error of an earlier one.
 
-        The task must not use tensors that training changes. After an error, no later task runs.
-        Training waits only if several tasks wait already.
+        A task that still waits is replaced by the next one of its name. The best network also
+        replaces a checkpoint, which would not match it; the next checkpoint follows. The task must
+        not use tensors that training changes. After an error, no later task runs. Training waits
+        only if several tasks wait already.
         """
-        while len(self._tasks) > WAITING or (self._tasks and self._tasks[0].done()):
-            self._tasks.pop(0).result()
-        self._tasks.append(self._thread.submit(self._run_task, task))
+        with self._lock:
+            for outdated in (name, "checkpoint") if name == "model" else (name,):
+                self._waiting.pop(outdated, None)
+            self._waiting[name] = task
+        self._started.append(self._thread.submit(self._run_next))
+        while len(self._started) > WAITING or self._started[0].done():
+            self._started.pop(0).result()
 
-    def _run_task(self, task: Task) -> None:
-        if not self._failed:
-            self._failed = True
-            task()
-            self._failed = False
+    def _run_next(self) -> None:
+        with self._lock:
+            if self._failed or not self._waiting:
+                return
+            task = self._waiting.pop(next(iter(self._waiting)))
+        self._failed = True
+        task()
+        self._failed = False
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], progress: Progress) -> None:
+    def save_checkpoint(self, tensors: Callable[[], dict[str, Tensor]], progress: Progress) -> None:
         """Write a checkpoint, after the metrics and the best network."""
         progress.metrics_sum = self._sum
         progress = deepcopy(progress)
 
         def write() -> None:
             self._board.flush()
-            write_parts(self._run / CHECKPOINT_FILE, progress, tensors)
+            write_parts(self._run / CHECKPOINT_FILE, progress, tensors())
 
-        self.write(write)
+        self.write("checkpoint", write)
 
     def save_picture(
         self, update: int, images: LabelledImages, descriptors: npt.NDArray[np.float32]
@@ -306,12 +341,12 @@ class RunFiles:
             pixels = np.asarray(picture.convert("RGB"))
             self._board.add_image("ranked lists", pixels, update, dataformats="HWC")
 
-        self.write(write)
+        self.write(f"picture {update}", write)
 
     def wait(self) -> None:
         """Wait until all files are written; raise the error of a task that failed."""
-        while self._tasks:
-            self._tasks.pop(0).result()
+        while self._started:
+            self._started.pop(0).result()
 
     def close(self) -> None:
         """Wait until all files are written, and close them."""

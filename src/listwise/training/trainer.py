@@ -254,8 +254,10 @@ class Trainer:
         described: dict[int, Described] = {}
         net = None
         if files and (sizes.larger or sizes.smaller):  # the first process validates
-            files.wait()  # the best network is complete then
-            net = model.load()
+            net = model.net
+            if self.average or progress.best_update < progress.update:
+                files.wait()  # the best network is complete then
+                net = model.load()
 
         def measure(size: int) -> float:
             pixels = (size / sizes.start) ** 2
@@ -272,7 +274,8 @@ class Trainer:
             return maps.get(size, 0.0)
 
         progress.max_side = chosen = sizes.best(measure)
-        if chosen in described:
+        if files and chosen in described:
+            files.wait()
             model.write_size(described[chosen], chosen, progress.best_map, maps[chosen])
         if files:
             add_to_run(self.run, max_side=chosen, max_side_maps=maps)
@@ -395,7 +398,7 @@ class Trainer:
             progress.best_map, progress.best_update = value, progress.update
             progress.validations_since_best = 0
             if files and found:
-                files.write(self.parts.model.writer(found, value))
+                files.write("model", self.parts.model.writer(found, value))
         return value
 
     def _save(self, files: RunFiles | None) -> None:
