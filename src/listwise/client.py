@@ -17,6 +17,7 @@ Json = dict[str, Any]
 Form = tuple[list[bytes | Path], dict[str, str]]
 """The parts of a form, of which files are read while they are sent, and its headers."""
 Box = tuple[float, float, float, float]
+Attributes = Mapping[str, str | float | bool | None]
 
 RETRIES = 4
 PAUSE = 0.5  # seconds before the first retry, if the server does not name a time; then twice that
@@ -135,9 +136,30 @@ class Client:
         """Return a JPEG file of the photo of an entry, reduced to 1600 pixels."""
         return self._send("GET", f"{_entry(key)}/photo")
 
-    def add(self, photos: Photo | Sequence[Photo]) -> Json:
-        """Add photos to the index, and return their keys and the errors. Requires the token."""
-        return self._json("POST", "/api/entries", _form(photos, {}))
+    def add(
+        self,
+        photos: Photo | Sequence[Photo],
+        attributes: Attributes | Sequence[Attributes | None] | None = None,
+        *,
+        exif: bool = False,
+    ) -> Json:
+        """Add photos to the index, and return their keys and the errors. Requires the token.
+
+        Args:
+            photos: one photo or several.
+            attributes: attributes of all photos, or for each photo its attributes or None.
+            exif: add what the camera wrote into a photo as attributes: date, latitude, longitude
+                and camera.
+        """
+        fields = {"attributes": attributes, "exif": exif or None}
+        return self._json("POST", "/api/entries", _form(photos, fields))
+
+    def set_attributes(self, key: str, attributes: Attributes) -> Json:
+        """Change attributes of an entry, and return the entry. Requires the token.
+
+        None removes an attribute, and those that are not given stay.
+        """
+        return self._json("PATCH", _entry(key), _form((), {"attributes": attributes}))
 
     def remove(self, key: str) -> bool:
         """Remove an entry from the index; return whether it was in it. Requires the token.
@@ -157,7 +179,7 @@ class Client:
         return self._get("/api/duplicates", **options)
 
     def facets(self) -> Json:
-        """List the attributes with few distinct values, with the count of each value."""
+        """List the attributes: numbers, dates or texts, with their values if they are few."""
         return self._get("/api/facets")
 
     def mark(
@@ -346,4 +368,4 @@ def _joined(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=dict)

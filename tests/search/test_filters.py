@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from listwise.errors import InputError
 from listwise.search import Facet, Index, parse_filter
 from listwise.search.entries import Entry, NewEntries
-from listwise.search.filters import MOST_NESTED, MOST_VALUES, FilterError, quoted_name
+from listwise.search.filters import (
+    MOST_NESTED,
+    MOST_VALUES,
+    FilterError,
+    count_facets,
+    quoted_name,
+)
 from listwise.search.folder import compressed, filtering
 from listwise.search.folder.database import Database
 from listwise.search.methods import SearchIntent
@@ -56,6 +62,11 @@ CHAIR = {"price": "99.5", "category": "chair", "new": "True", "unit price": "3",
         ('"unit price" = 3', True),
         ('"it\'s" = \'a "b"\'', True),
         ("category = 'chair''s'", False),
+        ("category contains 'HAI'", True),
+        ("category contains 'table'", False),
+        ("category not contains 'hai'", False),
+        ("color not contains 'red'", True),
+        ("price contains '9.'", True),
         ("category == 'chair' and price <> 1", True),
     ],
 )
@@ -76,6 +87,8 @@ def test_what_an_expression_means(text, holds, database):
         ("price < 100)", "expected the end"),
         ("price in 3", "at '3': expected `\\(`"),
         ("price in ()", "expected a value"),
+        ("category contains 3", "at '3': expected 'text' in single quotes"),
+        (" or ".join(["a contains 'b'"] * 11), "`contains` more than 10 times"),
         ("category = 'open", 'at "\'open": expected'),
         ("price < 1; drop", "at '; drop'"),
         ("__import__('os')", "at \"\\('os'\\)\""),
@@ -150,7 +163,8 @@ def written(value):
 @st.composite
 def expressions(draw, depth=3):
     """The text of an expression, and what it means in Python."""
-    kind = draw(st.sampled_from(["compare", "in", "not", "and", "or"] if depth else ["compare"]))
+    simple = ["compare", "contains", "in"]
+    kind = draw(st.sampled_from([*simple, "not", "and", "or"] if depth else simple))
     if kind == "not":
         text, meaning = draw(expressions(depth=depth - 1))
         return f"not ({text})", lambda entry: not meaning(entry)
@@ -165,6 +179,11 @@ def expressions(draw, depth=3):
         values = draw(st.lists(texts | numbers | st.booleans() | st.none(), min_size=1, max_size=3))
         text = f"{written_name} in ({', '.join(map(written, values))})"
         return text, lambda entry: any(plain(entry.get(name), "=", value) for value in values)
+    if kind == "contains":
+        part = draw(texts)
+        folded = part.casefold()
+        text = f"{written_name} contains {written(part)}"
+        return text, lambda entry: name in entry and folded in entry[name].casefold()
     value = draw(texts | numbers | st.booleans() | st.none())
     plain_value = isinstance(value, bool | None)
     sign = draw(st.sampled_from(["=", "!="] if plain_value else ["=", "!=", "<", "<=", ">", ">="]))
@@ -340,7 +359,8 @@ def test_entries_are_listed_and_removed_by_a_filter(store):
     assert [e.id for e in index.entries(where="kind = 'odd'", start=3, count=4)] == listed[3:7]
     assert len(list(index.entries())) == 30
     assert len(list(index.entries(count=7))) == 7
-    assert index.facets() == [Facet("kind", (("even", 15), ("odd", 15)))]  # `n` has 30 values
+    numbers = Facet("n", (), "number", "0", "29")  # 30 values, which are not listed
+    assert index.facets() == [Facet("kind", (("even", 15), ("odd", 15))), numbers]
     assert index.remove(["1.jpg", "2.jpg"], where="kind = 'odd'") == 1
     assert index.remove(where="n >= 10") == 20
     assert sorted(entry.id for entry in index) == sorted(f"{i}.jpg" for i in (0, *range(2, 10)))
@@ -408,3 +428,16 @@ def test_the_kept_results_of_a_filter_follow_changes(store):
     store.remove(store.keys(where).tolist())
     with pytest.raises(FilterError, match="no entry has the attribute n"):
         store.keys(where)
+
+
+def test_facets_are_numbers_dates_or_texts():
+    days = [{"day": f"2024-02-{day:02}", "seen": f"{day}"} for day in range(1, 29)]
+    days[3] |= {"day": "2024-02-04T10:00:00", "price": "9", "seen": ""}
+    days[4] |= {"price": "10.5", "uploaded_as": "a.jpg", "title": "2024-02-04"}
+    days[5] |= {"title": "a chair"}
+    facets = {facet.name: facet for facet in count_facets((each, 2) for each in days)}
+    assert list(facets) == ["day", "price", "seen", "title"]
+    assert facets["day"] == Facet("day", (), "date", "2024-02-01", "2024-02-28")
+    assert facets["price"] == Facet("price", (("10.5", 2), ("9", 2)), "number", "9", "10.5")
+    assert facets["seen"] == Facet("seen", (), "number", "1", "28")
+    assert facets["title"] == Facet("title", (("2024-02-04", 2), ("a chair", 2)))

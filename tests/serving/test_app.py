@@ -100,7 +100,7 @@ def test_a_photo_finds_what_the_index_finds(module_index, reader, photos):
     assert found(answer) == expected(hits)
     body = answer.json()
     fields = {"milliseconds", "expanded", "refined", "reranked", "verified", "more", "results"}
-    assert set(body) == fields
+    assert set(body) == fields | {"matching"}
     assert body["milliseconds"] > 0
     assert body["expanded"] is body["refined"] is body["reranked"] is False
     assert body["verified"] == 0
@@ -460,7 +460,10 @@ def test_results_and_entries_are_filtered(priced, photos):
     photo = image_paths(photos)[0]
     where = "price < 10 and color = 'red'"
     wanted = {str(i) for i in range(10) if i % 3}
-    results = priced.post("/api/search", **upload(photo, k=48, where=where)).json()["results"]
+    answer = priced.post("/api/search", **upload(photo, k=48, where=where)).json()
+    results = answer["results"]
+    assert answer["matching"] == len(results)
+    assert priced.post("/api/search", **upload(photo, k=1)).json()["matching"] == 48
     assert {result["attributes"]["price"] for result in results} == wanted
     page = priced.get("/api/entries", params={"where": where, "count": 4, "start": 4}).json()
     assert (len(page["entries"]), page["total"]) == (2, 6)
@@ -469,7 +472,9 @@ def test_results_and_entries_are_filtered(priced, photos):
     assert len(similar["results"]) == 5
     facets = priced.get("/api/facets").json()["facets"]
     values = [{"value": "red", "count": 32}, {"value": "blue", "count": 16}]
-    assert facets == [{"name": "color", "values": values}]  # prices have too many values
+    text = {"name": "color", "kind": "text", "lowest": "", "highest": "", "values": values}
+    numbers = {"name": "price", "kind": "number", "lowest": "0", "highest": "47", "values": []}
+    assert facets == [text, numbers]
 
 
 def test_what_a_route_does_not_know_is_an_error(priced, photos):
@@ -649,7 +654,7 @@ def test_photos_are_added_found_and_removed(index, serve, photos, tmp_path):
 
     best = client.post("/api/search", **upload(new, k="1")).json()["results"][0]
     assert best["key"] in body["added"]
-    assert best["attributes"] == {"name": "my new.png"}
+    assert best["attributes"] == {"uploaded_as": "my new.png"}
     assert re.fullmatch(r"uploads/[0-9a-f]{32}\.png", best["id"])
     shown = client.get(f"/api/entries/{best['key']}/photo")
     assert Image.open(io.BytesIO(shown.content)).size == new.size

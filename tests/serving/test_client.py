@@ -7,6 +7,7 @@ import time
 
 import pytest
 from index_examples import texture
+from PIL import Image
 from serving_examples import TOKEN, numbers, upload
 
 from listwise import client
@@ -52,6 +53,10 @@ def test_every_request_of_the_interface_has_a_method(shop, server, files, tmp_pa
     assert (len(added["added"]), len(added["unchanged"]), added["errors"]) == (1, 1, [])
     again = shop.add(new.read_bytes())
     assert (again["added"], again["unchanged"]) == ([], added["added"])
+    (key,) = added["added"]
+    changed = shop.set_attributes(key, {"price": 12.5, "sold": False, "uploaded_as": None})
+    assert changed == shop.entry(key)
+    assert changed["attributes"] == {"price": "12.5", "sold": "false"}
     assert shop.remove(added["added"][0])
     assert not shop.remove(added["added"][0])
 
@@ -197,3 +202,59 @@ def test_a_refused_upload_tells_the_reason(serve, index, tmp_path):
     with pytest.raises(ServerError) as error:
         Client(str(server.base_url), retries=0).search(large)
     assert error.value.status == 413
+
+
+def test_photos_come_with_attributes_and_what_the_camera_wrote(shop, files, tmp_path):
+    one, other = tmp_path / "one.jpg", tmp_path / "other.png"
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0110] = "Canon", "Canon EOS R5"
+    exif.get_ifd(0x8769)[0x9003] = "2024:05:01 18:30:00"
+    place = {1: "S", 2: (33.0, 51.0, 24.4), 3: "E", 4: (151.0, 12.0, 34.0)}
+    exif.get_ifd(0x8825).update(place)
+    texture(5).save(one, exif=exif)
+    texture(6).save(other)
+    priced = [{"color": "red", "price": 9, "camera": "mine"}, None]
+    added = shop.add([one, other], priced, exif=True)["added"]
+    first, second = (shop.entry(key)["attributes"] for key in added)
+    assert first == {
+        "uploaded_as": "one.jpg",
+        "date": "2024-05-01T18:30:00",
+        "latitude": "-33.856778",
+        "longitude": "151.209444",
+        "camera": "mine",
+        "color": "red",
+        "price": "9",
+    }
+    assert second == {"uploaded_as": "other.png"}
+    # Added again, a photo keeps what it does not come with.
+    again = shop.add([one], {"price": 8})
+    assert again["unchanged"] == added[:1]
+    assert shop.entry(added[0])["attributes"] == first | {"price": "8"}
+    where = "date >= '2024-05-01' and date < '2024-05-02' and latitude < -33.8"
+    assert [each["key"] for each in shop.entries(where=where)["entries"]] == added[:1]
+    known = {facet["name"]: facet["kind"] for facet in shop.facets()["facets"]}
+    assert known.pop("date") == "date"
+    assert known == {"camera": "text", "color": "text"} | dict.fromkeys(
+        ["latitude", "longitude", "price"], "number"
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ([{}], "attributes of 1 photos for 2 photos"),
+        ({"a": [1]}, "a value must be a text, a number"),
+        ({"a": float("nan")}, "attributes"),
+        ({"a": "x" * 10_000}, "more than 10000 bytes"),
+        ({"": "x"}, "a name is empty"),
+        ({"label": "=1+1"}, "must not begin with ="),
+        ("price", "attributes"),
+    ],
+)
+def test_attributes_that_cannot_be_stored_are_refused(shop, files, attributes, reason):
+    with pytest.raises(ServerError, match=re.escape(reason)) as error:
+        shop.add(files[:2], attributes)
+    assert error.value.status == 400
+    if not isinstance(attributes, list):
+        with pytest.raises(ServerError, match=re.escape(reason)):
+            shop.set_attributes(shop.entries(count=1)["entries"][0]["key"], attributes)

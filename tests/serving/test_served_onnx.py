@@ -18,7 +18,7 @@ def test_an_index_with_an_onnx_file_is_served(photos, tmp_path):
     added = photos / "class1" / "0.jpg"
     with open_index(tmp_path / "shop", create=False) as index:  # it remembers the file
         writing = {"token": TOKEN, "uploads": tmp_path / "uploads"}
-        assert prepare(index, Limits()) > Limits().held_bytes
+        assert prepare(index, Limits())[1] > Limits().held_bytes
         with serving(index, headers=BEARER, **writing) as client:
             answer = client.post("/api/search", files={"photos": query.read_bytes()})
             expected = index.search(query, k=1)[0]

@@ -62,7 +62,7 @@ def test_for_others_and_with_little_room(server, shared_folder, photos, start):
         assert stranger.get("/api/info").status_code == 401
         assert stranger.get("/health").json() == {"status": "ok", "entries": 49}
     best = search(second.client, encoded(texture(4)), k=1).json()["results"][0]
-    assert best["attributes"] == {"name": "4.jpg"}
+    assert best["attributes"] == {"uploaded_as": "4.jpg"}
 
     content = (photos / "class2" / "1.jpg").read_bytes()
     with concurrent.futures.ThreadPoolExecutor(30) as pool:

@@ -2,17 +2,20 @@
 
 import getpass
 import os
+import secrets
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import typer
 from rich.table import Column
 
 from listwise.cli.command import Box, command, make_app
-from listwise.cli.output import PICTURES, Output, check_output, require_index
+from listwise.cli.output import PICTURES, Output, check_output, require_index, shown_in_browser
 from listwise.errors import InputError, validated
+from listwise.progress import count_of
 from listwise.search.options import SearchOptions
 from listwise.servers import announce, search_by_server
 
@@ -131,6 +134,7 @@ def serve(
     model: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
+    edit: bool = False,
     token: str | None = None,
     uploads: Path | None = None,
     device: str = "auto",
@@ -143,8 +147,10 @@ def serve(
 
     Args:
         model: model folder or ONNX file, if the model has moved.
-        host: address to listen on; if other machines can reach it, set a token.
+        host: address to listen on; if other machines can reach it, a token is required.
         port: port to listen on; 0 chooses a free port.
+        edit: allow changes on the page: print a link with a random token, and open it in the
+            browser of this machine.
         token: token that clients send to change the index, and for all requests if other machines
             can connect.
         uploads: folder for added photos; by default INDEX/uploads.
@@ -156,7 +162,8 @@ def serve(
 
     Examples:
       listwise serve shop                        # open http://127.0.0.1:8000
-      LISTWISE_TOKEN=secret listwise serve shop  # allow changes
+      listwise serve shop --edit                 # allow changes to who has the printed link
+      LISTWISE_TOKEN=secret listwise serve shop  # allow changes to who has the token
       LISTWISE_TOKEN=secret listwise serve shop --host 0.0.0.0 --port 80
       listwise serve milvus://127.0.0.1:19530/shop --uploads uploads
 
@@ -175,15 +182,16 @@ def serve(
     )
     # A folder that ends in .db belongs to milvus-lite.
     is_folder = Path(index).is_dir() and Path(index).suffix != ".db"
+    token = token or os.environ.get("LISTWISE_TOKEN") or (secrets.token_urlsafe(24) if edit else None)
     settings = ServeSettings(
         host=host,
-        token=token or os.environ.get("LISTWISE_TOKEN") or None,
+        token=token,
         uploads=uploads or (Path(index) / "uploads" if is_folder else None),
         limits=limits,
     )
     if not settings.local and settings.token is None:
         raise InputError(
-            f"other machines can reach {host}: set a token with LISTWISE_TOKEN or --token"
+            f"other machines can reach {host}: set a token with --edit, LISTWISE_TOKEN or --token"
         )
     output = Output(json=True)  # stdout has only the line with the address
     with listen(host, port) as listening:
@@ -196,17 +204,21 @@ def serve(
                 from listwise.serving.app import create_app
                 from listwise.serving.engine import prepare
 
-                most = prepare(opened, limits) / 1e9
+                now, most = prepare(opened, limits)
                 app = create_app(opened, settings)
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = " and all other addresses of this machine" if anywhere else ""
-            memory = f" with up to {most:.1f} GB of memory" if most else ""
+            link = f"{address}/#token={quote(token)}" if edit and token else address
+            memory = f" ({now / 1e9:.1f} GB of memory, up to {most / 1e9:.1f} GB under full load)"
             # Others require a token, which `listwise search` does not have.
             found = announce(index, address, settings.instance) if settings.local else nullcontext()
             with found:
-                typer.echo(f"serving {len(opened)} photos of {index} at {address}{others}{memory}")
+                photos = count_of(len(opened), "photo")
+                typer.echo(f"serving {photos} of {index} at {link}{others}{memory if now else ''}")
+                opens = output.console.is_terminal and edit and settings.local
                 if output.console.is_terminal:
                     output.say("press Ctrl-C to stop")
-                run_server(app, listening, limits)
+                with shown_in_browser(link) if opens else nullcontext():
+                    run_server(app, listening, limits)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from listwise.data.exif import exif_attributes
 from listwise.data.images import (
     MAX_PIXELS,
     Box,
@@ -20,6 +21,7 @@ from listwise.data.images import (
     cut_out,
     decode_image,
     image_size,
+    opened,
     read_image_file,
     upright_rgb,
 )
@@ -101,6 +103,11 @@ class PhotoFile(NamedTuple):
     def digest(self) -> str:
         """Return a hash of the content of the file and of its box."""
         return photo_digest(self._bytes(), self.box)
+
+    def exif(self) -> dict[str, str]:
+        """Return the date, the place and the camera, as `exif_attributes` does."""
+        with opened(self._stream()) as image:
+            return exif_attributes(image)
 
     def image(self, min_side: int | None = None, max_side: int | None = None) -> Image.Image:
         """Return the upright photo or its box in RGB; the arguments are as in `Decoding`."""

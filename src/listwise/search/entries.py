@@ -23,6 +23,8 @@ Names = str | int | Iterable[str | int]
 """One or several ids or keys of entries."""
 LABEL = "label"
 """The attribute of an entry that names its class."""
+UPLOADED_AS = "uploaded_as"
+"""The attribute of a photo that a client of a server added: the name of its file."""
 SUMS = ("descriptor_sum", "entry_sum", "thumbnail_sum", "local_sum")
 """Names of the checksum columns, in every engine."""
 VALUES = ("id", "path", "width", "height", "box", "digest", "attributes")
@@ -65,10 +67,10 @@ class Entry:
         return entry_key(self.id)
 
 
-def with_attribute(entry: Entry, name: str, value: str) -> Entry:
-    """The entry with an attribute set, or removed if the value is empty."""
-    others = {key: text for key, text in entry.attributes.items() if key != name}
-    return replace(entry, attributes=others | ({name: value} if value else {}))
+def with_attributes(entry: Entry, values: Mapping[str, str]) -> Entry:
+    """The entry with attributes set, or removed where the value is empty."""
+    others = {name: text for name, text in entry.attributes.items() if name not in values}
+    return replace(entry, attributes=others | {name: text for name, text in values.items() if text})
 
 
 def as_row(entry: Entry) -> dict[str, Any]:

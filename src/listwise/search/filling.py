@@ -102,6 +102,7 @@ def add_photos(
     images: Images,
     *,
     thumbnails: bool = True,
+    exif: bool = False,
     workers: int | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Added:
@@ -118,6 +119,7 @@ def add_photos(
         model: the model of the index.
         images: the photos.
         thumbnails: store a thumbnail of each photo.
+        exif: add the attributes of `PhotoFile.exif`, unless the photo comes with them.
         workers: the number of processes that decode; chosen from the cores by default.
         on_progress: called with the number of photos that were just processed.
     """
@@ -127,7 +129,7 @@ def add_photos(
     with closing(
         describe_entries(
             Generation(store, model),
-            _new_photos(store, images, result, on_progress),
+            _new_photos(store, images, result, exif, on_progress),
             thumbnails=thumbnails,
             local=local_encoder(store),
             workers=workers,
@@ -190,14 +192,18 @@ def read_groups(photos: Iterable[Item], file: Callable[[Item], PhotoFile]) -> It
 
 
 def _new_photos(
-    store: Store, images: Images, result: Added, on_progress: Callable[[int], object]
+    store: Store,
+    images: Images,
+    result: Added,
+    exif: bool,
+    on_progress: Callable[[int], object],
 ) -> Iterator[NewPhoto]:
     """Find the photos to describe, with their content, and update the entries of the others."""
     taken: set[str] = set()
     with ThreadPoolExecutor() as pool:
         for positions in read_groups(range(len(images)), images.file):
             read = list(pool.map(partial(_read_photo, images), positions))
-            wanted = deque(_find_new(store, read, taken, result))
+            wanted = deque(_find_new(store, read, taken, result, exif))
             on_progress(len(read) - len(wanted))
             del read
             yield from drain(wanted)
@@ -344,7 +350,11 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
 
 
 def _find_new(
-    store: Store, window: Sequence[NewPhoto | ImageError], taken: set[str], result: Added
+    store: Store,
+    window: Sequence[NewPhoto | ImageError],
+    taken: set[str],
+    result: Added,
+    exif: bool,
 ) -> list[NewPhoto]:
     """Find the photos to describe, and update the entries of those that are in the index.
 
@@ -363,6 +373,8 @@ def _find_new(
         present = named or same
         if present is not None:
             entry = replace(entry, attributes=_kept_attributes(present, entry))
+        if exif:
+            entry = replace(entry, attributes=file.exif() | dict(entry.attributes))
         if same == entry:
             result.unchanged.append(entry.id)
         elif entry.digest in taken:

@@ -5,12 +5,13 @@
     factor     = "not" factor | "(" expression ")" | comparison
     comparison = name ("=" | "!=" | "<" | "<=" | ">" | ">=") value
                | name ["not"] "in" "(" value {"," value} ")"
+               | name ["not"] "contains" 'text'
     name       = a word, or any text in double quotes
     value      = 'text' | number | true | false | null
 
 Attributes are text. A comparison with a number holds only for texts that are numbers, a comparison
-with text compares characters, `true` and `false` stand for these words, and `null` stands for an
-attribute that an entry does not have. Any other comparison with a missing attribute is false. `!=`
+with text compares characters, `contains` ignores case, `true` and `false` stand for these words, and
+`null` stands for an attribute that an entry does not have. Any other comparison with a missing attribute is false. `!=`
 and `not` are true exactly where `=` or the negated expression is false.
 """
 
@@ -19,15 +20,18 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 from listwise.errors import InputError
+from listwise.search.entries import UPLOADED_AS
 
 Value = str | float | bool | None
+FacetKind = Literal["number", "date", "text"]
 MOST_CHARACTERS = 20_000
 MOST_VALUES = 500  # comparisons in one filter
+MOST_CONTAINS = 10  # each reads all values of an attribute
 MOST_NESTED = 30  # parentheses and negations inside each other
-FACET_VALUES = 20  # an attribute with more distinct values is not a facet
+FACET_VALUES = 20  # of an attribute with more distinct values they are not listed
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -42,14 +46,19 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_WORDS = {"and", "or", "not", "in", "true", "false", "null"}
+_WORDS = {"and", "or", "not", "in", "contains", "true", "false", "null"}
 SIGNS = ("=", "<", "<=", ">", ">=")
+CONTAINS = "contains"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 _BOOLEANS = {True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of an attribute with a value; `sign` is one of = < <= > >=."""
+    """A comparison of an attribute with a value; `sign` is one of = < <= > >= contains.
+
+    The value of `contains` is in the case of `str.casefold`.
+    """
 
     name: str
     sign: str
@@ -104,15 +113,22 @@ class Filter:
 
 @dataclass(frozen=True)
 class Facet:
-    """An attribute with few distinct values.
+    """An attribute, and what its values are.
 
     Attributes:
         name: the attribute.
-        values: each value with the number of entries that have it, most frequent first.
+        values: each value with the number of entries that have it, most frequent first; empty if
+            there are more than 20.
+        kind: "number" or "date" if all values are, such as 2024-05-01; else "text".
+        lowest: the lowest number or the first date; empty for texts.
+        highest: the highest number or the last date; empty for texts.
     """
 
     name: str
-    values: tuple[tuple[str, int], ...]
+    values: tuple[tuple[str, int], ...] = ()
+    kind: FacetKind = "text"
+    lowest: str = ""
+    highest: str = ""
 
 
 class FilterError(InputError):
@@ -165,20 +181,47 @@ def quoted_name(name: str) -> str:
 
 
 def count_facets(attributes: Iterable[tuple[Mapping[str, str], int]]) -> list[Facet]:
-    """The attributes that have few distinct values; see `Store.attributes`."""
-    counts: dict[str, Counter[str] | None] = {}
+    """The attributes of entries by name; see `Store.attributes`."""
+    columns: dict[str, _Column] = {}
     for values, times in attributes:
         for name, value in values.items():
-            found = counts.setdefault(name, Counter())
-            if found is not None:
-                found[value] += times
-                if len(found) > FACET_VALUES:
-                    counts[name] = None
-    return [
-        Facet(name, tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))))
-        for name, found in sorted(counts.items())
-        if found
-    ]
+            columns.setdefault(name, _Column()).count(value, times)
+    return [columns[name].facet(name) for name in sorted(columns.keys() - {UPLOADED_AS})]
+
+
+class _Column:
+    """The values of an attribute, which are counted until there are too many."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] | None = Counter()
+        self.kinds: dict[FacetKind, Callable[[str], Any]] = {"number": number_in, "date": _date_in}
+        self.ends: dict[FacetKind, tuple[tuple[Any, str], tuple[Any, str]]] = {}
+
+    def count(self, value: str, times: int) -> None:
+        if self.counts is not None:
+            self.counts[value] += times
+            if len(self.counts) > FACET_VALUES:
+                self.counts = None
+        for kind, read in list(self.kinds.items()) if value else ():
+            found = read(value)
+            if found is None:
+                del self.kinds[kind]
+                continue
+            pair = found, value
+            low, high = self.ends.get(kind, (pair, pair))
+            self.ends[kind] = min(low, pair), max(high, pair)
+
+    def facet(self, name: str) -> Facet:
+        counts = (self.counts or {}).items()
+        values = tuple(sorted(counts, key=lambda pair: (-pair[1], pair[0])))
+        for kind in self.kinds.keys() & self.ends.keys():  # at most one
+            (_, low), (_, high) = self.ends[kind]
+            return Facet(name, values, kind, low, high)
+        return Facet(name, values)
+
+
+def _date_in(text: str) -> str | None:
+    return text if _DATE.fullmatch(text) else None
 
 
 class _Parser:
@@ -189,6 +232,7 @@ class _Parser:
         self._text = text
         self._end = 0  # of the token
         self._depth = 0
+        self._contains = 0
         self._value: Value = None  # of the token, if it is a value or a name
         self._next()
 
@@ -225,12 +269,20 @@ class _Parser:
         self._count(name)
         self._next()
         negated = self._skipped("not")
+        if self._skipped(CONTAINS):
+            if self._kind != "text":
+                self._fail("'text' in single quotes")
+            self._contains += 1
+            if self._contains > MOST_CONTAINS:
+                raise InputError(f"`where` has `contains` more than {MOST_CONTAINS} times")
+            part = Comparison(name, CONTAINS, str(self._take_value()).casefold())
+            return Not(part) if negated else part
         if negated or self._is("in"):
             found = self._listed(name)
             return Not(found) if negated else found
         sign = {"<>": "!=", "==": "="}.get(self._token, self._token)
         if self._kind != "sign" or sign not in (*SIGNS, "!="):
-            self._fail("one of = != < <= > >= or `in`")
+            self._fail("one of = != < <= > >=, `in` or `contains`")
         self._next()
         value = self._take_value()
         if isinstance(value, bool | None) and sign not in ("=", "!="):

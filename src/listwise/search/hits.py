@@ -139,6 +139,7 @@ class SearchResult:
         different: keys of entries that are marked as something else. They move the query, and come
             after all other entries.
         hits: at least the hits up to the last one of `page`, and one more if there is one.
+        matching: the number of entries that match `where`; only a server counts them.
     """
 
     query: Query
@@ -154,6 +155,7 @@ class SearchResult:
     same: Sequence[int]
     different: Sequence[int]
     hits: list[Hit] = field(default_factory=list)
+    matching: int = 0
 
     @property
     def page(self) -> list[Hit]:

@@ -139,6 +139,7 @@ class Index(AbstractContextManager["Index"]):
         *,
         thumbnails: bool = True,
         local: bool = False,
+        exif: bool = False,
         root: str | Path | None = None,
         workers: int | None = None,
         progress: bool | None = None,
@@ -156,6 +157,8 @@ class Index(AbstractContextManager["Index"]):
             local: store local features of new photos, now and in later calls, at most 40 kB each,
                 so that re-ranking is fast and does not read the photos. For photos that are in
                 the index already, call `add_local_features`.
+            exif: add what the camera wrote into a photo as attributes: `date`, `latitude`,
+                `longitude` and `camera`.
             root: folder that contains the photos of a descriptor file.
             workers: number of processes that decode photos; by default from the number of CPU
                 cores.
@@ -171,7 +174,8 @@ class Index(AbstractContextManager["Index"]):
         for source in open_sources(photos):
             with counting("adding", len(source), progress) as advance:
                 options = {"thumbnails": thumbnails, "on_progress": advance}
-                add = partial(_add_source, self, source, root, workers, options)
+                photos_only = {"exif": exif, "workers": workers}
+                add = partial(_add_source, self, source, root, photos_only, options)
                 for name, ids in vars(self._change(add)).items():
                     getattr(total, name).extend(ids)
         return total
@@ -313,11 +317,11 @@ class Index(AbstractContextManager["Index"]):
             return find_duplicates(self.store, threshold, reranker, advance)
 
     def facets(self) -> list[Facet]:
-        """List the attributes with at most 20 distinct values, with the count of each value.
+        """List the attributes: numbers, dates or texts, with their values if these are few.
 
         Example:
             >>> index.facets()[0]                            # doctest: +SKIP
-            Facet(name='color', values=(('red', 12), ('blue', 3)))
+            Facet(name='color', values=(('red', 12), ('blue', 3)), kind='text', ...)
         """
         return count_facets(self.store.attributes())
 
@@ -472,7 +476,7 @@ class Index(AbstractContextManager["Index"]):
         """
         text = checked_text("name", name)
         keys = [entry.key for entry in find_entries(self.store, entries)]
-        return self._change(lambda: self.store.set_attribute(keys, LABEL, text))
+        return self._change(lambda: self.store.set_attributes(keys, {LABEL: text}))
 
     def _change(self, change: Callable[[], Result]) -> Result:
         """Change the index; repeat it if another process has switched to another generation."""
@@ -501,7 +505,7 @@ def _add_source(
     index: Index,
     source: "Images | DescriptorFile",
     root: str | Path | None,
-    workers: int | None,
+    photos_only: dict[str, Any],
     options: dict[str, Any],
 ) -> Added:
     """Add the photos of one source to the current generation of an index."""
@@ -510,7 +514,7 @@ def _add_source(
     current = index.generation
     if isinstance(source, DescriptorFile):
         return add_descriptors(current.store, source, root, **options)
-    return add_photos(current.store, current.model, source, workers=workers, **options)
+    return add_photos(current.store, current.model, source, **photos_only, **options)
 
 
 def _keys(store: Store, named: str | int | Path | Entry) -> list[int]:

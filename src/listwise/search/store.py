@@ -7,7 +7,7 @@ another generation, and a switch makes it the current one by replacing a record.
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, ClassVar
@@ -270,8 +270,8 @@ class Store(AbstractContextManager["Store"]):
         """Remove entries in one step and return their number."""
 
     @abstractmethod
-    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
-        """Set an attribute of entries in one step, or remove it if the value is empty.
+    def set_attributes(self, keys: Sequence[int], values: Mapping[str, str]) -> int:
+        """Set attributes of entries in one step, or remove those whose value is empty.
 
         Entries that were removed meanwhile are left out.
 

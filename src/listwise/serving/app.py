@@ -24,7 +24,7 @@ from listwise.errors import InputError
 from listwise.search.duplicates import THRESHOLD
 from listwise.search.entries import NoEntryError
 from listwise.search.filling import thumbnail_from_photo
-from listwise.search.filters import Facet, FilterError, as_filter
+from listwise.search.filters import Facet, FacetKind, FilterError, as_filter
 from listwise.search.hits import Query as SearchQuery
 from listwise.search.hits import QueryError, SearchResult
 from listwise.search.index import Index
@@ -33,6 +33,8 @@ from listwise.search.views import DuplicateView, EntryView, Result
 from listwise.serving.batching import CLIENT_GONE
 from listwise.serving.feedback import add_feedback
 from listwise.serving.forms import (
+    AddForm,
+    AttributesForm,
     Examples,
     K,
     Start,
@@ -110,16 +112,23 @@ class FacetValue(BaseModel):
 
 
 class FacetView(BaseModel):
-    """An attribute with few distinct values, the most frequent first."""
+    """An attribute, and what its values are.
+
+    `values` has the values, the most frequent first, if there are at most 20. `lowest` and
+    `highest` are those of numbers and dates.
+    """
 
     name: str
+    kind: FacetKind
+    lowest: str
+    highest: str
     values: list[FacetValue]
 
     @staticmethod
     def of(facet: Facet) -> "FacetView":
         """The JSON of a facet."""
         values = [FacetValue(value=value, count=count) for value, count in facet.values]
-        return FacetView(name=facet.name, values=values)
+        return FacetView(**vars(facet) | {"values": values})
 
 
 class Facets(BaseModel):
@@ -131,8 +140,8 @@ class Facets(BaseModel):
 class Answer(BaseModel):
     """Results of a search, best first; `more` if a later `start` returns others.
 
-    `verified` is the number of photos, of the first 100, that re-ranking has compared with the
-    query.
+    `matching` is the number of entries that match the filter, all without one. `verified` is the
+    number of photos, of the first 100, that re-ranking has compared with the query.
     """
 
     milliseconds: float
@@ -141,6 +150,7 @@ class Answer(BaseModel):
     reranked: bool
     verified: int
     more: bool
+    matching: int
     results: list[Result]
 
     @staticmethod
@@ -156,6 +166,7 @@ class Answer(BaseModel):
             reranked=verified > 0,
             verified=verified,
             more=len(found.hits) > end and end < most,
+            matching=found.matching,
             results=list(map(Result.found, found.page)),
         )
 
@@ -310,24 +321,40 @@ def _add_entries(app: FastAPI, service: Service) -> None:
 
         return await service.picture(screen_photo, entry, request)
 
-    form = form_body(None, limits.photos, required=["photos"])
-
-    @app.post("/api/entries", openapi_extra=form)
+    @app.post("/api/entries", openapi_extra=form_body(AddForm, limits.photos, ["photos"]))
     async def add(request: Request) -> AddedView:
-        """Add photos to the index. Requires the token."""
+        """Add photos to the index, with attributes. Requires the token."""
         async with service.forms.read(request, service.writes) as form:
-            if form.fields:
-                raise HTTPException(400, f"unknown field {min(form.fields)!r}: send only photos")
+            fields = form.read(AddForm)
             if not form.photos:
                 raise HTTPException(400, "no photos to add: send some (curl -F photos=@FILE)")
+            attributes = fields.of_each(len(form.photos))
             uploads = await service.folder_for(form.photos)
 
             def write() -> AddedView:
                 with service.engine.room_for(form.photos):
-                    return uploads.add(form.photos)
+                    return uploads.add(form.photos, attributes, fields.exif)
 
             # Once begun, this finishes even if the client disconnects.
-            return await service.write(write, request)
+            added = await service.write(write, request)
+        service.forget_facets()
+        return added
+
+    @app.patch("/api/entries/{key}", openapi_extra=form_body(AttributesForm, 0, ["attributes"]))
+    async def change(request: Request, key: int) -> EntryView:
+        """Change attributes of an entry. Requires the token."""
+        async with service.forms.read(request, service.writes) as form:
+            if form.photos:
+                raise HTTPException(400, "send attributes and no photos")
+            values = form.read(AttributesForm).attributes
+
+        def write() -> EntryView:
+            service.store.set_attributes([service.entry(key).key], values)
+            return EntryView.of(service.entry(key))
+
+        changed = await service.write(write, request)
+        service.forget_facets()
+        return changed
 
     @app.delete("/api/entries/{key}")
     async def remove(request: Request, key: int) -> Removed:
@@ -357,7 +384,7 @@ def _add_entries(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/facets")
     async def facets(request: Request) -> Facets:
-        """List the attributes with at most 20 distinct values, with the count of each value."""
+        """List the attributes: numbers, dates or texts, with their values if they are few."""
         found = await service.read(service.facets, request)
         return Facets(facets=list(map(FacetView.of, found)))
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -189,6 +190,12 @@ class Engine:
             # Descriptors and store of one generation: an upgrade replaces both.
             generation = self._fresh()
             answers = self.searcher.search(generation, batch)
+            answers = [
+                replace(each, matching=generation.store.count(each.where))
+                if isinstance(each, SearchResult)
+                else each
+                for each in answers
+            ]
             if any(isinstance(each, InputError) for each in answers) and self._replaced(generation):
                 raise IndexUpgradedError(generation.store.uri)
             return answers
@@ -248,12 +255,12 @@ def load(generation: Generation) -> None:
     generation.describe([Image.new("RGB", (side, side))])
 
 
-def prepare(index: Index, limits: Limits) -> int:
-    """Load the index and its model, and return the maximum memory of its server in bytes.
+def prepare(index: Index, limits: Limits) -> tuple[int, int]:
+    """Load the index and its model, and return the memory of its server in bytes: now, at most.
 
     The network runs on a photo of the largest size, to measure the memory that it takes. The
     maximum covers the process as it is now and its requests; memory for photos that are added to
-    the index later comes on top. It is 0 if the system does not report the memory of a process.
+    the index later comes on top. Both are 0 if the system does not report the memory of a process.
     """
     before, _ = process_memory()
     load(index.generation)
@@ -270,7 +277,7 @@ def prepare(index: Index, limits: Limits) -> int:
         + waiting * 3 * DECODED_SIDE**2  # bytes of decoded photos
         + CONNECTION_BYTES
     )
-    return memory if now else 0
+    return (now, memory) if now else (0, 0)
 
 
 def process_memory() -> tuple[int, int]:

@@ -234,7 +234,8 @@ class Feedback:
     def label(self, name: str, keys: Sequence[int]) -> int:
         """Set the label of entries, or remove it if the name is empty."""
         store = self._service.store
-        return store.set_attribute([entry.key for entry in find_entries(store, keys)], LABEL, name)
+        found = [entry.key for entry in find_entries(store, keys)]
+        return store.set_attributes(found, {LABEL: name})
 
     def classes(self, start: int, count: int) -> Classes:
         """A page of the classes, with some photos of each."""

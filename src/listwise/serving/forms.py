@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import HTTPException, Query, Request
@@ -25,6 +27,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from listwise.data.images import Box
 from listwise.errors import InputError, validated
+from listwise.search.entries import LABEL
 from listwise.search.hits import Query as SearchQuery
 from listwise.search.options import SearchOptions
 from listwise.serving.batching import WorkQueue, address_of
@@ -41,6 +44,8 @@ K = 60
 """Default number of results."""
 MARKS = 1000
 """Maximum number of entries in a list of keys."""
+ATTRIBUTE_BYTES = 10_000
+"""Maximum size of the attributes of a photo."""
 PHOTOS = {
     "type": "array",
     "items": {"type": "string", "format": "binary"},
@@ -176,12 +181,29 @@ def _four(box: Any) -> Any:
     return box
 
 
-def _no_formula(name: str) -> str:
+def _no_formula(name: str, field: str = "name") -> str:
     if name.startswith(("=", "+", "-", "@")):
         raise InputError(
-            f"`name` must not begin with {name[0]}, which spreadsheets read as a formula"
+            f"`{field}` must not begin with {name[0]}, which spreadsheets read as a formula"
         )
     return name
+
+
+def _attribute(value: Any) -> str:
+    """The text of a value of JSON; empty for null."""
+    if not isinstance(value, str | int | float | None) or value in (inf, -inf) or value != value:
+        raise InputError("`attributes`: a value must be a text, a number, true, false or null")
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _attributes(values: dict[str, str]) -> dict[str, str]:
+    if len(json.dumps(values, ensure_ascii=False).encode()) > ATTRIBUTE_BYTES:
+        raise InputError(f"`attributes`: those of a photo have more than {ATTRIBUTE_BYTES} bytes")
+    if "" in values or "\0" in "".join([*values, *values.values()]):
+        raise InputError("`attributes`: a name is empty, or a text has a zero byte")
+    if LABEL in values:
+        _no_formula(values[LABEL], LABEL)
+    return values
 
 
 def _text(example: str) -> WithJsonSchema:
@@ -197,6 +219,9 @@ _Keys = Annotated[
     WithJsonSchema(
         {"type": "string", "pattern": "^([0-9]{1,19}(,[0-9]{1,19})*)?$", "examples": ["123,456"]}
     ),
+]
+_Attributes = Annotated[
+    dict[str, Annotated[str, BeforeValidator(_attribute)]], AfterValidator(_attributes)
 ]
 _Name = Annotated[
     str, StringConstraints(strip_whitespace=True, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
@@ -262,6 +287,45 @@ class LabelForm(BaseModel):
         default_factory=tuple,
         description=f"Keys of entries, separated by commas; at most {MARKS}.",
     )
+
+
+class AttributesForm(BaseModel):
+    """The field of the request that changes the attributes of an entry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attributes: Annotated[Json[_Attributes], _text('{"price": 12.5, "color": null}')] = Field(
+        description="JSON object: new values of attributes; null removes one, and others stay."
+    )
+
+
+class AddForm(BaseModel):
+    """The fields of the request that adds photos."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attributes: Annotated[
+        Json[_Attributes | list[_Attributes | None]] | None, _text('{"price": 12.5}')
+    ] = Field(
+        None,
+        description="JSON object: attributes of all photos. Or a JSON list: for each photo an "
+        "object or null.",
+    )
+    exif: bool = Field(
+        False,
+        description="Add what the camera wrote into a photo as attributes: date, latitude, "
+        "longitude and camera.",
+    )
+
+    def of_each(self, photos: int) -> list[dict[str, str]]:
+        """The attributes of each of so many photos."""
+        given = self.attributes or {}
+        if not isinstance(given, list):
+            return [given] * photos
+        if len(given) != photos:
+            reason = f"attributes of {len(given)} photos for {photos} photos: give null for those"
+            raise HTTPException(400, f"{reason} without attributes")
+        return [each or {} for each in given]
 
 
 @cache

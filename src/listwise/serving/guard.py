@@ -173,7 +173,7 @@ class Guard:
         named = path == NAMES_FILES
         if (writing or named) and self.settings.token is None:
             what = "change the index" if writing else "read labels, which contain paths of photos"
-            how = "start listwise serve with --token or LISTWISE_TOKEN"
+            how = "start listwise serve with --edit, --token or LISTWISE_TOKEN"
             return failure(403, f"cannot {what}, because the server has no token: {how}")
         private = not self.settings.local and (path.startswith("/api/") or path == "/metrics")
         if (writing or named or private) and not self._has_token(headers):

@@ -1,7 +1,7 @@
 """The folder of photos that clients add: files named by their content."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from listwise.data import Images
 from listwise.data.photos import photo_digest
 from listwise.files import write_bytes, write_text
-from listwise.search.entries import Entry, entry_key
+from listwise.search.entries import UPLOADED_AS, Entry, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
 from listwise.search.stored_marks import read_marks
@@ -48,30 +48,47 @@ class UploadFolder:
         of_index = blake2b(os.fsencode(index.uri), digest_size=8).hexdigest()
         self._pending = self.folder / f".{of_index}.pending"
 
-    def add(self, photos: Sequence[Upload]) -> AddedView:
-        """Store photos and add them to the index; files of photos that fail are deleted."""
-        contents = {self._name(photo.getvalue()): photo for photo in photos}
+    def add(
+        self, photos: Sequence[Upload], attributes: Sequence[Mapping[str, str]], exif: bool = False
+    ) -> AddedView:
+        """Store n photos and add them to the index; files of photos that fail are deleted.
+
+        Args:
+            photos: the photos.
+            attributes: the attributes of each photo. Others of a photo that was added before stay.
+            exif: also add the attributes of `PhotoFile.exif`.
+        """
+        names = [self._name(photo.getvalue()) for photo in photos]
+        contents = dict(zip(names, photos, strict=True))
+        given = dict(zip(names, attributes, strict=True))
         paths = {PREFIX + name: self.folder / name for name in contents}
+        generation = self.index.generation
+        known = generation.store.get(list(map(entry_key, paths)))
+        before = {entry.id: entry.attributes for entry in known.values()}
         images = Images(
             paths=tuple(map(str, paths.values())),
             ids=tuple(paths),
             boxes=None,
-            attributes=tuple({"name": photo.name} for photo in contents.values()),
+            attributes=tuple(
+                {UPLOADED_AS: photo.name, **before.get(PREFIX + name, {}), **given[name]}
+                for name, photo in contents.items()
+            ),
         )
-        generation = self.index.generation
         with self._changing(contents):
             for path, photo in zip(paths.values(), contents.values(), strict=True):
                 write_bytes(path, photo.getvalue())
-            result = add_photos(generation.store, generation.model, images, workers=0)
+            result = add_photos(
+                generation.store, generation.model, images, exif=exif, workers=0
+            )
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]
         copied = self.index.store.with_digests([Path(name).stem for name in result.copies])
-        known = [entry_key(name) for name in (*result.unchanged, *result.updated)]
-        known += [entry.key for entry in copied.values()]
+        unchanged = [entry_key(name) for name in (*result.unchanged, *result.updated)]
+        unchanged += [entry.key for entry in copied.values()]
         return AddedView(
             added=[str(entry_key(name)) for name in (*result.added, *result.replaced)],
-            unchanged=list(map(str, known)),
+            unchanged=list(map(str, unchanged)),
             errors=errors,
         )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from listwise.search.entries import Keys
 from listwise.search.filters import (
+    CONTAINS,
     SIGNS,
     And,
     Comparison,
@@ -112,13 +113,15 @@ class _Attributes:
         column = "text" if isinstance(value, str) else "number"
         if (sign, column) != ("=", "text"):  # which finds its few rows at once
             self._compared[name] += 1
-        if self._compared[name] <= _SCANS:
+        if self._compared[name] <= _SCANS and sign != CONTAINS:
             return self._positions(_COMPARED[sign, column], name, value)
         if (name, column) not in self._columns:
             rows = self._connection.execute(_COLUMN.format(column), (name,)).fetchall()
             places = np.array([position for _, position in rows], np.int64)
             self._columns[name, column] = [value for value, _ in rows], places
         values, positions = self._columns[name, column]
+        if sign == CONTAINS:
+            return positions[[value in text.casefold() for text in values]]
         left, right = bisect_left(values, value), bisect_right(values, value)
         end = len(values)
         parts = {"=": (left, right), "<": (0, left), "<=": (0, right)}

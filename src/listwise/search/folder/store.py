@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
@@ -38,7 +38,7 @@ from listwise.search.entries import (
     in_parts,
     possible_keys,
     read_entry,
-    with_attribute,
+    with_attributes,
 )
 from listwise.search.exact import best_of
 from listwise.search.filters import Filter
@@ -126,15 +126,15 @@ class FolderStore(Store):
                 (generations.root / used).unlink()
         return len(positions)
 
-    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
-        """Set an attribute of entries in one commit, or remove it if the value is empty."""
+    def set_attributes(self, keys: Sequence[int], values: Mapping[str, str]) -> int:
+        """Set attributes of entries in one commit, or remove those whose value is empty."""
         with self._table.commit() as (connection, _):
             positions = table.positions_of(connection, possible_keys(keys))
             where = json.dumps([*positions.values()])
             rows = list(table.select(connection, ENTRY, f"position {table.AMONG}", where))
             filtering.drop_attributes(connection, where)
             for row in rows:
-                changed = as_row(with_attribute(read_entry(self.uri, row), name, value))
+                changed = as_row(with_attributes(read_entry(self.uri, row), values))
                 connection.execute(
                     "UPDATE entries SET attributes = ?, entry_sum = ? WHERE key = ?",
                     (changed["attributes"], entry_sum(changed), row["key"]),

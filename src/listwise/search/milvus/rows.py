@@ -3,7 +3,8 @@
 Every row has a JSON field with the attributes: `t` and the hexadecimal name of an attribute is the
 key of its text, also hexadecimal, and `n` and the name is the key of its number if the text is one.
 Hexadecimal texts sort like the texts themselves, and no name or value can change the meaning of an
-expression.
+expression. `c` and the name is the key of the text without case for `contains`, with a sign between
+the bytes, so that no match begins in the middle of one.
 """
 
 import base64
@@ -13,7 +14,7 @@ from typing import Any
 
 from listwise.errors import InputError
 from listwise.search.entries import SUMS, VALUES, NewEntries, new_rows
-from listwise.search.filters import And, Comparison, Filter, Node, Not, number_in
+from listwise.search.filters import CONTAINS, And, Comparison, Filter, Node, Not, number_in
 from listwise.search.milvus.connection import Field
 
 FILTERS = "filters"
@@ -59,6 +60,7 @@ def filter_values(attributes: Mapping[str, str]) -> dict[str, str | float]:
     values: dict[str, str | float] = {}
     for name, text in attributes.items():
         values[f"t{_hex(name)}"] = _hex(text)
+        values[f"c{_hex(name)}"] = _hex(text.casefold(), "-")
         number = number_in(text)
         if number is not None:
             values[f"n{_hex(name)}"] = number
@@ -102,6 +104,9 @@ def _comparison(node: Comparison, negated: bool) -> str:
     missing = f"not ({exists(node.name)})"
     if node.value is None:
         return f"({exists(node.name)})" if negated else f"({missing})"
+    if node.sign == CONTAINS:
+        found = f'({_place("c", node.name)} like "%{_hex(str(node.value), "-")}%")'
+        return f"({missing} or not {found})" if negated else found
     if node.texts:
         place = _place("t", node.name)
         signed = [(node.sign, f'"{_hex(text)}"') for text in node.texts]
@@ -129,5 +134,6 @@ def _place(kind: str, name: str) -> str:
     return f'{FILTERS}["{kind}{_hex(name)}"]'
 
 
-def _hex(text: str) -> str:
-    return text.encode(errors="surrogatepass").hex()
+def _hex(text: str, between: str = "") -> str:
+    content = text.encode(errors="surrogatepass")
+    return content.hex(between) if between else content.hex()

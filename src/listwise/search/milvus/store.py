@@ -32,7 +32,7 @@ from listwise.search.entries import (
     examine_row,
     in_parts,
     possible_keys,
-    with_attribute,
+    with_attributes,
 )
 from listwise.search.filters import Filter, unknown_attribute
 from listwise.search.mark_log import MilvusMarks
@@ -129,11 +129,11 @@ class MilvusStore(Store):
         self._names = set()
         return removed
 
-    def set_attribute(self, keys: Sequence[int], name: str, value: str) -> int:
-        """Set an attribute of entries; each message of entries is written in one step."""
+    def set_attributes(self, keys: Sequence[int], values: Mapping[str, str]) -> int:
+        """Set attributes of entries; each message of entries is written in one step."""
         changed = 0
         for some in in_parts(possible_keys(keys), self._together):
-            entries = [with_attribute(entry, name, value) for entry in self.get(some).values()]
+            entries = [with_attributes(entry, values) for entry in self.get(some).values()]
             self.put(self._as_stored(entries))
             changed += len(entries)
         return changed
