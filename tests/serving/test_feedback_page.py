@@ -264,7 +264,7 @@ def test_without_a_token_marks_only_order_the_results(browser, module_index, ent
         visitor = Person(browser, url_of(client), f"#/entry/{entries[0]['key']}")
         press(shown(visitor), ["d"])
         counts(visitor, 0, 1)
-        expect(visitor.page.locator("#mark-note")).to_contain_text("without a token")
+        expect(visitor.page.locator("#mark-note")).to_contain_text("--edit")
         expect(visitor.page.locator("#mark-save")).to_be_hidden()
         expect(visitor.page.locator("#mark-label")).to_be_hidden()
         visitor.leave()

@@ -182,7 +182,9 @@ def serve(
     )
     # A folder that ends in .db belongs to milvus-lite.
     is_folder = Path(index).is_dir() and Path(index).suffix != ".db"
-    token = token or os.environ.get("LISTWISE_TOKEN") or (secrets.token_urlsafe(24) if edit else None)
+    token = (
+        token or os.environ.get("LISTWISE_TOKEN") or (secrets.token_urlsafe(24) if edit else None)
+    )
     settings = ServeSettings(
         host=host,
         token=token,

@@ -10,9 +10,9 @@
     value      = 'text' | number | true | false | null
 
 Attributes are text. A comparison with a number holds only for texts that are numbers, a comparison
-with text compares characters, `contains` ignores case, `true` and `false` stand for these words, and
-`null` stands for an attribute that an entry does not have. Any other comparison with a missing attribute is false. `!=`
-and `not` are true exactly where `=` or the negated expression is false.
+with text compares characters, `contains` ignores case, `true` and `false` stand for these words,
+and `null` stands for an attribute that an entry does not have. Any other comparison with a missing
+attribute is false. `!=` and `not` are true exactly where `=` or the negated expression is false.
 """
 
 import math

@@ -77,9 +77,7 @@ class UploadFolder:
         with self._changing(contents):
             for path, photo in zip(paths.values(), contents.values(), strict=True):
                 write_bytes(path, photo.getvalue())
-            result = add_photos(
-                generation.store, generation.model, images, exif=exif, workers=0
-            )
+            result = add_photos(generation.store, generation.model, images, exif=exif, workers=0)
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]

@@ -3,6 +3,8 @@
 // `expand=off` turns the expansion off; without either, the index decides.
 // Photos of the user have no address.
 
+import { checked } from "./filters.js";
+
 /** The address of a search. */
 export function toHash({ examples, expand, refine, rerank, filters = {} }) {
   if (!examples.length) return "#/";
@@ -37,7 +39,7 @@ export function fromHash(hash) {
 function readFilters(text) {
   try {
     const found = Object.entries(JSON.parse(decodeURIComponent(text ?? "{}")));
-    return Object.fromEntries(found.filter(([, value]) => typeof value === "string"));
+    return Object.fromEntries(found.map(([name, filter]) => [name, checked(filter)]).filter(([, filter]) => filter !== null));
   } catch {
     return {}; // somebody has changed the address
   }

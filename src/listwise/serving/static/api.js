@@ -19,6 +19,14 @@ export function onTokenNeeded(ask) {
   askForToken = ask;
 }
 
+/** Take the token from the link of `listwise serve --edit`, and remove it from the address. */
+export function takeToken() {
+  const given = location.hash.match(/^#token=(.+)$/)?.[1];
+  if (!given) return;
+  sessionStorage.setItem(TOKEN, decodeURIComponent(given));
+  history.replaceState(null, "", "#/");
+}
+
 async function send(path, options = {}) {
   const token = sessionStorage.getItem(TOKEN);
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -78,9 +86,10 @@ export const thumbnail = (key) => `api/entries/${key}/thumbnail`;
 export const photo = (key) => `api/entries/${key}/photo`;
 export const blob = async (path, signal) => (await send(path, { signal })).blob();
 
-/** Add photos to the index. */
-export function add(files) {
+/** Add photos to the index; with `exif` also what the camera wrote into them. */
+export function add(files, exif) {
   const body = new FormData();
+  body.append("exif", exif);
   for (const file of files) body.append("photos", file, file.name);
   return json("api/entries", { method: "POST", body });
 }

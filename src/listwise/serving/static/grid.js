@@ -9,16 +9,30 @@ const CHUNK = 60;
 const AHEAD = "1200px"; // distance below the window at which tiles are created
 const NARROWEST = 0.55; // width / height of a tile; other photos are cropped
 const WIDEST = 2.4;
+const FOLDERS = 4; // of a path, in a name
 const RELIABLE = 7; // matched points; photos of different things rarely have as many
 const LIKELY = 0.5; // probability that a result shows the same thing
 
 /** The probability of a result: 0.934 -> "93%". */
 export const percent = ({ probability }) => `${Math.round(100 * probability)}%`;
 
-/** The file name of an entry, or the original name of an added photo. */
-export function nameOf({ id, attributes }) {
-  if (id.startsWith("uploads/") && attributes?.name) return attributes.name;
-  return id.split("#")[0].split("/").pop();
+/** The end of the path of an entry with so many folders, or the original name of an added photo. */
+function pathEnd({ id, attributes }, folders = 0) {
+  if (attributes?.uploaded_as) return attributes.uploaded_as;
+  return id.split("#")[0].split("/").slice(-1 - folders).join("/");
+}
+
+/** The name of an entry: that of its file, with folders if others in the view have the same name. */
+export const nameOf = (item) => item.name ?? pathEnd(item);
+
+/** Name entries so that their names differ, where their paths do. */
+function nameAll(items) {
+  let alike = items;
+  for (let folders = 0; alike.length && folders < FOLDERS; folders += 1) {
+    const groups = Map.groupBy(alike, (item) => pathEnd(item, folders));
+    for (const item of alike) item.name = pathEnd(item, folders);
+    alike = [...groups.values()].filter(({ length }) => length > 1).flat();
+  }
 }
 
 /** Width / height of what an entry's thumbnail shows. */
@@ -63,6 +77,7 @@ export class Grid {
     this.divider = null;
     this.watch.disconnect();
     this.items = items;
+    nameAll(items);
     this.active = null;
     // Pictures that are shown again are not loaded again, so that they do not flicker.
     for (const tile of this.tiles) this.images.set(tile.dataset.key, tile.querySelector(".pick img"));
@@ -89,6 +104,8 @@ export class Grid {
   /** Add further items after those that are shown. */
   extend(items) {
     this.items.push(...items);
+    nameAll(this.items);
+    this.tiles.forEach((tile, at) => tile.querySelector("b").replaceChildren(cut(this.items[at].name)));
     this.more();
   }
 

@@ -141,6 +141,7 @@ async function returnTo(state) {
 }
 
 async function readAddress(name) {
+  api.takeToken();
   const { hash } = location;
   const { entries, own, expand, refine, rerank, filters } = fromHash(hash);
   let examples = own ? await kept(name) : [];
@@ -261,12 +262,14 @@ function showAnswer(answer = here.answer, again = false) {
 function showSummary(answer = here.answer) {
   const { results: found, milliseconds, expanded, refined, reranked, verified } = answer;
   const filtered = Object.keys(here.filters).length > 0;
-  const all = server.entries > found.length ? ` of ${server.entries.toLocaleString("en")}` : "";
+  const complete = !answer.more && found.length < server.limits.results;
+  const total = filtered ? (complete ? found.length : answer.matching) : server.entries;
+  const shown = total > found.length ? `${found.length.toLocaleString("en")} of ` : "";
+  const photos = count(server.entries, "photo");
   const seconds = milliseconds / 1000;
   const parts = [
-    found.length && count(found.length, "photo") + all,
+    found.length && shown + (filtered ? `${count(total, "match", "matches")}, ${photos}` : count(total, "photo")),
     found.length && (seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(1)} s`),
-    found.length && filtered && "filtered",
     expanded && "query expanded",
     refined && "re-ranked by neighbors",
     reranked && `re-ranked by matched points (${count(verified, "photo")} compared)`,
@@ -490,7 +493,7 @@ async function store() {
   const button = byId("store");
   button.disabled = true;
   try {
-    const { added, unchanged, errors } = await api.add(own);
+    const { added, unchanged, errors } = await api.add(own, byId("store-exif").checked);
     const parts = [];
     if (added.length) parts.push(`Added ${count(added.length, "photo")}.`);
     if (unchanged.length) parts.push(`${count(unchanged.length, "photo")} already in the index.`);
@@ -612,6 +615,7 @@ async function connect() {
 
 async function begin() {
   api.onTokenNeeded(askForToken);
+  api.takeToken();
   listenToTheme();
   listenToKeys();
   listenToFiles();

@@ -27,17 +27,12 @@ export async function readPhotos(files, limits, maxSide) {
 
 async function readPhoto(original, limits, maxSide) {
   const name = original.name || "photo";
-  const photo = await reducePhoto(original, maxSide);
-  const { file, width, height } = photo;
-  if (file.size > limits.upload_bytes) {
+  const photo = await reducePhoto(original, limits, maxSide);
+  if (photo.file.size > limits.upload_bytes) {
     const most = megabytes(limits.upload_bytes);
-    throw new Error(`${name} has ${megabytes(file.size)}; the limit is ${most}.`);
+    throw new Error(`${name} has ${megabytes(photo.file.size)}; the limit is ${most}.`);
   }
-  if (width * height > limits.pixels) {
-    const [has, most] = [width * height, limits.pixels].map((n) => (n / 1e6).toFixed(1));
-    throw new Error(`${name} has ${has} megapixels; the limit is ${most}.`);
-  }
-  if (photo.unshown && !UNSHOWN.test(name) && !UNSHOWN.test(file.type)) {
+  if (photo.unshown && !UNSHOWN.test(name) && !UNSHOWN.test(original.type)) {
     throw new Error(`${name} cannot be read as a photo. Use a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or HEIC file.`);
   }
   return withPictures({ name, ...photo, key: null, box: null });
@@ -45,9 +40,10 @@ async function readPhoto(original, limits, maxSide) {
 
 /**
  * The photo that is sent as a query, with the size of the upright photo. It is a JPEG file if the
- * photo is large, and `unshown` if the browser cannot decode it.
+ * photo is large, and `unshown` if the browser cannot decode it. `original` is the file of the user
+ * if it is another one that the server accepts.
  */
-async function reducePhoto(original, maxSide) {
+async function reducePhoto(original, limits, maxSide) {
   let photo;
   try {
     photo = await createImageBitmap(original, { imageOrientation: "from-image" });
@@ -55,24 +51,36 @@ async function reducePhoto(original, maxSide) {
     return { file: original, width: 4, height: 3, unshown: true };
   }
   const { width, height } = photo;
-  const scale = maxSide === null ? 1 : Math.max(LONG_SIDE, 2 * maxSide) / Math.max(width, height);
-  if (!(scale < 1)) {
+  const fits = original.size <= limits.upload_bytes && width * height <= limits.pixels;
+  const longest = maxSide === null ? Infinity : Math.max(LONG_SIDE, 2 * maxSide);
+  const allowed = fits ? 1 : Math.sqrt((0.99 * limits.pixels) / (width * height));
+  let scale = Math.min(1, longest / Math.max(width, height), allowed);
+  if (fits && scale === 1) {
     photo.close();
     return { file: original, width, height };
   }
-  const size = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
+  let size, content;
+  do {
+    size = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
+    content = await encode(photo, size);
+    scale *= 0.8;
+  } while (content.size > limits.upload_bytes && Math.min(...size) > 1);
+  photo.close();
+  const { lastModified } = original;
+  const name = `${(original.name || "photo").replace(/\.\w+$/, "")}.jpg`;
+  const file = new File([content], name, { type: content.type, lastModified });
+  return { file, original: fits ? original : undefined, width: size[0], height: size[1] };
+}
+
+/** A JPEG file of a photo in another size. */
+function encode(photo, size) {
   const canvas = new OffscreenCanvas(...size);
   const context = canvas.getContext("2d");
   context.fillStyle = "white"; // behind transparent parts
   context.fillRect(0, 0, ...size);
   context.imageSmoothingQuality = "high";
   context.drawImage(photo, 0, 0, ...size);
-  photo.close();
-  const content = await canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
-  const { lastModified } = original;
-  const name = `${(original.name || "photo").replace(/\.\w+$/, "")}.jpg`;
-  const file = new File([content], name, { type: content.type, lastModified });
-  return { file, original, width: size[0], height: size[1] };
+  return canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
 }
 
 /** An example with the addresses of its pictures, which end with the page. */

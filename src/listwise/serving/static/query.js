@@ -43,7 +43,7 @@ export class QueryPanel {
     this.showStrip(examples, chosen, limits);
     byId("strip").classList.toggle("single", examples.length === 1);
     const own = examples.filter(({ file }) => file).length;
-    byId("store").hidden = !canWrite || !own;
+    byId("store-area").hidden = !canWrite || !own;
     const what = own > 1 ? `Add ${own} photos to the index` : "Add to the index";
     byId("store-label").textContent = what;
   }
