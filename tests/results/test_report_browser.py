@@ -306,10 +306,39 @@ def test_evil_names_are_only_text(browser: Browser, tmp_path: Path) -> None:
     assert page.run("window.evil") is None
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_photo_is_enlarged_beside_its_query(browser: Browser, report: Path, width: int) -> None:
+    page = Page(browser, report, width)
+    tile = page.page.locator("#queries .tile").first
+    page.run("document.getElementById('queries').scrollIntoView()")
+    page.settle()
+    small = tile.locator("img").bounding_box()
+    tile.locator(".thumb").click()
+    page.settle()
+    shown = page.page.locator("dialog.large[open] img")
+    pictures = [shown.nth(i).bounding_box() for i in range(shown.count())]
+    assert len(pictures) == 2
+    for each in pictures:
+        assert small is not None
+        assert each is not None
+        assert each["width"] > 2 * small["width"]
+        assert each["x"] + each["width"] <= width
+        assert each["y"] + each["height"] <= 900
+    name = tile.get_attribute("title").split("\n")[0]
+    expected = [page.names()[0], f"{name}: "]
+    for text, caption in zip(expected, page.page.locator(".large figcaption").all(), strict=True):
+        assert caption.inner_text().startswith(text)
+    page.key("Escape")
+    assert not page.page.locator("dialog.large").is_visible()
+    page.page.locator("#queries .frame").first.click()
+    assert page.page.locator("dialog.large img").count() == 1
+    assert page.complaints == []
+
+
 READOUT = "document.getElementById('readout').textContent"
 
 
-@pytest.mark.parametrize("models", [["only"], ["before", "after"]])
+@pytest.mark.parametrize("models", [["only"], ["runs_before_the_change/model", "after"]])
 def test_the_chart_has_queries_without_a_list(
     browser: Browser, tmp_path: Path, models: list[str]
 ) -> None:
@@ -320,7 +349,7 @@ def test_the_chart_has_queries_without_a_list(
     labels = np.arange(count) % 20
     names = tuple(f"photo{i:03d}" for i in range(count))
     photos = Images((str(path),) * count, names, None)
-    classes = [f"class{label}" for label in labels]
+    classes = [f"class{label}_of_the_long_name" for label in labels]
     benchmark = Benchmark.of_labels("b", LabelledImages.from_names(photos, classes, None))
     scores = [random.random((count, count)) + (labels == labels[:, None]) for _ in models]
     searches = [
@@ -332,6 +361,9 @@ def test_the_chart_has_queries_without_a_list(
     assert page.complaints == []
     assert len(page.names()) == 10
     assert page.run("document.querySelectorAll('#classes, .tall tbody tr').length") == 21
+    sides = "(() => { const all = document.querySelector('.tall'); "
+    scrolled, wide = page.run(f"{sides} return [all.scrollWidth, all.clientWidth]; }})()")
+    assert scrolled == wide  # no column is cut off
     assert page.run("document.querySelectorAll('#chart path, #chart rect').length") < 20
     page.run("document.getElementById('chart').focus()")
     page.key("End")

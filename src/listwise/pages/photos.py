@@ -19,7 +19,7 @@ Frame = Literal["", "red", "green"]
 
 _BUDGET = 7_500_000  # maximum number of characters of all thumbnails
 _MATCHED_BUDGET = 12_000_000  # if points are drawn on some of them
-_SIDES = 56, 160  # minimum and maximum long side in pixels
+_SIDES = 56, 240  # minimum and maximum long side in pixels
 _LARGE = 2  # queries and photos with points are larger by this factor
 _QUALITIES = 72, 50, 30  # JPEG qualities; the first that fits into the budget of a photo is used
 _PER_PIXEL = 0.3  # estimated characters per pixel at the first quality

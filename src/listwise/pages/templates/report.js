@@ -104,11 +104,30 @@ function photo(place, alt) {
   return make("img", { src: source, alt, decoding: "async" });
 }
 
+// The large view of a photo beside its query.
+const large = make("dialog", { className: "large", ariaLabel: "Enlarged photos" });
+large.addEventListener("click", () => large.close());
+function enlarge(...shown) {
+  const figures = shown.map(([place, caption]) =>
+    make("figure", {}, photo(place, caption), make("figcaption", {}, ...breakable(caption))),
+  );
+  const close = make("button", { type: "button", className: "close", textContent: "✕", ariaLabel: "Close" });
+  large.replaceChildren(...figures, close);
+  document.body.append(large);
+  large.showModal();
+}
+function enlarging(element, ...shown) {
+  const button = Object.assign(element, { type: "button", title: "Enlarge" });
+  button.addEventListener("click", () => enlarge(...shown));
+  return button;
+}
+
 function fill(query) {
   near.unobserve(query.card);
   if (query.filled === protocol) return;
   query.filled = protocol;
-  const frame = make("div", { className: "frame" }, photo(query.photo, "query " + query.name));
+  const frame = make("button", { className: "frame" }, photo(query.photo, "query " + query.name));
+  enlarging(frame, [query.photo, query.name]);
   if (query.box !== null && data.photos[query.photo] !== null) {
     const [left, top, right, bottom] = query.box.map((edge) => 100 * edge);
     const box = make("div", { className: "box" });
@@ -153,7 +172,7 @@ function tile(query, [place, score, mark, rank, points], others) {
   const only = others !== null && mark === "right" && !others.has(place);
   const meaning = MEANINGS[mark] + (only ? ", found only by this model" : "");
   const thumb = make(
-    "div",
+    "button",
     { className: "thumb" },
     photo(place, name + ", " + meaning),
     make("i", { className: "chip " + mark, textContent: SYMBOLS[mark], ariaHidden: "true" }),
@@ -162,6 +181,7 @@ function tile(query, [place, score, mark, rank, points], others) {
     thumb.append(make("i", { className: "chip only", textContent: "★", ariaHidden: "true" }));
   }
   const value = score === null ? "" : score.toFixed(3);
+  enlarging(thumb, [query.photo, query.name], [place, `${name}: ${meaning}, ${value}`]);
   const item = make("li", { className: "tile " + mark, title: `${name}\n${meaning} ${value}` }, thumb);
   const number = make("b", { textContent: rank === null ? "junk" : rank });
   const under = make("div", { className: "under" }, number);
