@@ -160,7 +160,7 @@ def test_the_photo_of_another_server_is_kept(folder, model, new_model, tmp_path)
     with open_index(folder, model) as index, open_index(folder, model) as other:
         other.upgrade(new_model, workers=0)
         stale, upgraded = (UploadFolder(each, tmp_path) for each in (index, other))
-        [key] = upgraded.add(photos).added
+        [key] = upgraded.add(photos, [{}]).added
         with pytest.raises(IndexUpgradedError):
             stale.add(photos)
         assert Path(other.store.get([int(key)])[int(key)].path).exists()

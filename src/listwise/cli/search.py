@@ -162,8 +162,8 @@ def serve(
 
     Examples:
       listwise serve shop                        # open http://127.0.0.1:8000
-      listwise serve shop --edit                 # allow changes to who has the printed link
-      LISTWISE_TOKEN=secret listwise serve shop  # allow changes to who has the token
+      listwise serve shop --edit                 # allow changes on the page
+      LISTWISE_TOKEN=secret listwise serve shop  # with a token of your own
       LISTWISE_TOKEN=secret listwise serve shop --host 0.0.0.0 --port 80
       listwise serve milvus://127.0.0.1:19530/shop --uploads uploads
 
