@@ -162,7 +162,7 @@ def test_the_photo_of_another_server_is_kept(folder, model, new_model, tmp_path)
         stale, upgraded = (UploadFolder(each, tmp_path) for each in (index, other))
         [key] = upgraded.add(photos, [{}]).added
         with pytest.raises(IndexUpgradedError):
-            stale.add(photos)
+            stale.add(photos, [{}])
         assert Path(other.store.get([int(key)])[int(key)].path).exists()
 
 
