@@ -53,6 +53,26 @@ def test_shares_of_the_queries_add_up(name, raw):
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_another_default_dtype_changes_nothing(name, raw):
+    single = raw.detach().float().requires_grad_()
+
+    def compute():
+        single.grad = None
+        value = LOSSES[name](normalize(single, dim=1), LABELS)
+        value.backward()
+        return value.detach(), single.grad
+
+    expected = compute()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = compute()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)  # the dtypes too
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_finite_differences(name, raw):
     loss = LOSSES[name]
     assert torch.autograd.gradcheck(

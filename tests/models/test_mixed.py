@@ -177,11 +177,51 @@ class Gated(nn.Module):
         return x + self.gate * x.norm(dim=(2, 3), keepdim=True)
 
 
+class Scaled(nn.Module):
+    """Adds what depends on the whole photo, times a small number per channel, or one in all."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = nn.Parameter(scale)
+
+    def forward(self, x):
+        return x + self.scale * x.std(dim=(2, 3), keepdim=True)
+
+
+class Excited(nn.Module):
+    """Multiplies channels by a function of their largest values, or of the norm, or of flatness."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        match self.kind:
+            case "amax":
+                found = x.amax((2, 3), keepdim=True)
+            case "adaptive":
+                found = F.adaptive_max_pool2d(x, 1)
+            case "topk":
+                found = x.flatten(2).topk(1).values[..., None]
+            case "norm":
+                found = F.lp_pool2d(x, 2, x.shape[2:])
+            case "saturated":
+                return x * F.hardsigmoid(x.std((2, 3), keepdim=True) - 10)
+            case "branch":
+                return x + 1 if (x.flatten(2).diff().abs().mean((1, 2)) < 0.1).any() else x
+        return x * torch.sigmoid(found)
+
+    def extra_repr(self):
+        return self.kind
+
+
 @pytest.mark.parametrize(
     "layer",
     [
         Enlarging(),
         Gated(),
+        *map(Excited, ("amax", "adaptive", "topk", "norm", "saturated", "branch")),
+        *(Scaled(torch.full(shape, 1e-6)) for shape in ((8, 1, 1), (1, 8, 1, 1), ())),
         nn.InstanceNorm2d(8),
         nn.ReflectionPad2d(1),
         nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
@@ -193,6 +233,11 @@ class Gated(nn.Module):
 )
 def test_other_networks_are_found_by_a_trial(layer):
     assert not mixes(double(Padded(layer, nn.Conv2d(8, 8, 3, padding=1)), "spoc"))
+
+
+@pytest.mark.parametrize("name", ["edgenext_xx_small", "fastvit_sa12"])
+def test_attention_behind_a_small_layer_scale_is_found(name):
+    assert not mixes(named(name))
 
 
 @torch.no_grad()

@@ -281,6 +281,62 @@ def test_live_batch_norm_is_refused_by_name():
     assert net[1].weight.grad.norm() > 0
 
 
+class Centered(nn.Module):
+    """Subtracts the mean of the micro-batch."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_statistics_of_a_micro_batch_are_refused():
+    net = nn.Sequential(make_net(), Centered())
+    net[0].train()
+    images, labels = make_batch(8)
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="depends on the other images") as error:
+        MultistageStep(net, SoftmaxLoss(), 4)(images, labels)
+    assert "\n" not in str(error.value)
+    assert all(p.grad is None for p in net.parameters())
+    assert net[0].training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Branching(nn.Module):
+    """Reads the output of a convolution beside its batch norm, for some images or by chance."""
+
+    def __init__(self, random):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.random = random
+
+    def forward(self, x):
+        found = self.conv(x)
+        normed = self.bn(found)
+        chosen = torch.rand(()) < 0.5 if self.random else x.mean((1, 2, 3), keepdim=True) < 0.0
+        return torch.where(chosen, normed + found, normed).relu()
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_networks_whose_path_depends_on_the_image_or_on_chance_are_computed_as_they_are(random):
+    torch.manual_seed(0)
+    net = RetrievalNet(Branching(random)).double().eval()
+    norm = net.backbone.bn
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    images, labels = make_batch(12)
+    images[5:] -= 1
+    torch.manual_seed(3)
+    descriptors = net(images)
+    loss = SoftmaxLoss()(descriptors, labels)
+    loss.backward()
+    expected = gradients(net)
+    net.zero_grad()
+    torch.manual_seed(3)
+    value = MultistageStep(net, SoftmaxLoss(), 12 if random else 5)(images, labels)
+    assert value == pytest.approx(loss.item(), rel=1e-12)
+    assert_equal_gradients(gradients(net), expected, 1e-9)
+
+
 def test_frozen_parameters_get_no_gradient():
     net, (images, labels) = make_net(), make_batch(9)
     net.stem.requires_grad_(False)

@@ -187,7 +187,7 @@ class RankBound(LossModule):
     def forward(self, gap: Tensor) -> Tensor:
         """Compute H of differences of scores, of any shape."""
         inner = torch.sigmoid(gap.clamp(max=self.offset) / self.temperature)
-        return inner + 0.5 * (gap >= 0) + self.slope * (gap - self.offset).clamp(min=0)
+        return inner + 0.5 * (gap >= 0).to(gap) + self.slope * (gap - self.offset).clamp(min=0)
 
 
 class RoadmapLoss(BatchLoss):

@@ -6,6 +6,7 @@ mixes positions must see padding where a photo ends, not what the operations bef
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +78,18 @@ class OwnAreas(TorchFunctionMode):
     Args:
         canvases: [B, 3, H, W].
         sizes: heights and widths of the B photos.
+        poison: if given, the value outside of the photos after every operation that does not set
+            it itself. The result must not depend on it.
     """
 
-    def __init__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        canvases: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        poison: float | None = None,
+    ) -> None:
         super().__init__()
+        self._poison = poison
         self._device = canvases.device
         self._known: dict[tuple[tuple[int, int], Rule], tuple[int, int]] = {}
         self._finished: Tensor | None = None  # by the last operation; it is 0 outside of the photos
@@ -98,6 +107,20 @@ class OwnAreas(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = self._call(func, args, kwargs)
+        if self._poison is not None and output is not self._finished:
+            self._fill(output, self._poison)
+        return output
+
+    def _fill(self, output: Any, value: float) -> None:
+        """Set the values outside of the photos, if an output is a feature map of all photos."""
+        if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
+            area = self._areas.get(_shape(output))
+            if area is not None and len(area.sizes) == len(output):
+                with suppress(RuntimeError):  # several elements may have the same memory
+                    area.fill_outside(output, value)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         rule = self._rules.get(func)
         filled, self._finished = self._finished, None
         if rule is None or not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:

@@ -30,7 +30,7 @@ HALF = (torch.bfloat16, torch.float16)
 UNIT = 8
 NORMS = (nn.BatchNorm2d, BatchNormAct2d)
 # The code of these packages calls an `nn.Sequential` and the blocks below as a whole.
-_KNOWN_PACKAGES = ("torch.nn.", "timm.", "torchvision.models.", "listwise.models.")
+KNOWN_PACKAGES = ("torch.nn.", "timm.", "torchvision.models.", "listwise.models.")
 _BLOCKS = "timm.models._efficientnet_blocks."
 # Attributes of blocks: a convolution, and the batch norm that alone reads its output.
 _PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -76,7 +76,7 @@ def find_pairs(net: nn.Module) -> list[Pair]:
 def _candidates(module: nn.Module) -> Iterator[tuple[Any, Any]]:
     """Yield layers that only the second one's input connects, in modules of known classes."""
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    if not kind.startswith(_KNOWN_PACKAGES) or _changes_methods(module):
+    if not kind.startswith(KNOWN_PACKAGES) or _changes_methods(module):
         return
     if type(module) is nn.Sequential:
         layers = list(pairwise(module))

@@ -12,6 +12,7 @@ gives other descriptors, or raises `listwise.models.areas.UnsupportedNetwork`.
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -30,7 +31,14 @@ from listwise.models.net import RetrievalNet
 from listwise.models.pooling import POOLINGS
 
 # Heights and widths of the trial photos: odd and even, some fill their canvas along one side.
-_TRIAL = ((97, 110), (128, 75), (66, 127))
+_TRIAL = ((97, 75), (64, 110), (70, 101), (96, 66), (65, 99))
+# Their ranges of values: contrast, darkness, and a flat photo.
+_RANGES = ((0.0, 1.0), (0.0, 1.0), (0.2, 0.7), (0.0, 0.02), (0.6, 0.6))
+# A tensor with a root mean square below this share of the usual one could hide an error until
+# training makes it larger.
+_SMALL = 0.1
+# What lies outside of the photos in the trial, because nothing may depend on it.
+_POISONS = (math.nan, 1e6)
 # Descriptors in float64 differ by less than this. A wrong border changes them far more.
 _SAME = 1e-7
 
@@ -47,11 +55,11 @@ class MixedNet:
     """A network for photos of different shapes in one batch.
 
     Use it only if `mixes(net)`, in evaluation mode and without gradients: it overwrites values
-    outside of the photos.
+    outside of the photos. With `poison`, it sets them to this value after every operation.
     """
 
-    def __init__(self, net: RetrievalNet) -> None:
-        self._net = net
+    def __init__(self, net: RetrievalNet, poison: float | None = None) -> None:
+        self._net, self._poison = net, poison
 
     def __call__(self, canvases: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Describe photos of some heights and widths in canvases [B, 3, H, W]: [B, dim].
@@ -59,7 +67,7 @@ class MixedNet:
         Raises:
             UnsupportedNetwork: an operation is not supported, or a photo is too small.
         """
-        areas = OwnAreas(canvases, sizes)
+        areas = OwnAreas(canvases, sizes, self._poison)
         with areas:
             features = self._net.features(canvases)
         own = areas.sizes(features)
@@ -82,8 +90,10 @@ def mixes(net: RetrievalNet) -> bool:
     """Return whether `MixedNet` computes the same descriptors as the network.
 
     A ResNet as it was published does; for other networks, a trial runs a copy in float64 on the
-    CPU. It changes scales and weights of zero: they could hide an error until training changes
-    them. The result is remembered for each network.
+    CPU. In the copy, small biases and scales are about 1, because they could hide an error until
+    training changes them, and what lies outside of the photos is poisoned. The result is remembered
+    for each network. Numbers that are not tensors, and data-dependent paths that no photo of the
+    trial takes, are not found.
     """
     if net not in _mixes:
         _mixes[net] = is_plain_resnet(net) or _trial(net)
@@ -110,17 +120,20 @@ def _trial(net: RetrievalNet) -> bool:
             torch.autocast("cpu", enabled=False),
         ):
             twin = copy.deepcopy(net).cpu().double().eval()
-            for parameter in twin.parameters():
-                if parameter.ndim < 2 or not parameter.any():  # may multiply others by zero
-                    _perturb(parameter, generator)
+            for tensor in (*twin.parameters(), *twin.buffers()):
+                _perturb(tensor, generator)
             height, width = (max(sides) for sides in zip(*_TRIAL, strict=True))
             canvases = torch.zeros(len(_TRIAL), 3, height, width, dtype=torch.float64)
             alone = []
-            for canvas, (high, wide) in zip(canvases, _TRIAL, strict=True):
+            for canvas, (high, wide), values in zip(canvases, _TRIAL, _RANGES, strict=True):
                 photo = canvas[:, :high, :wide]
-                photo.uniform_(generator=generator)
+                photo.uniform_(*values, generator=generator)
                 alone.append(twin(photo[None]))
-            together = MixedNet(twin)(canvases, _TRIAL)
+            expected = torch.cat(alone)
+            return all(
+                bool((MixedNet(twin, poison)(canvases, _TRIAL) - expected).abs().max() < _SAME)
+                for poison in _POISONS
+            )
     except (UnsupportedNetwork, InputError):
         return False
     except Exception as error:  # code of the user may raise anything
@@ -131,16 +144,21 @@ def _trial(net: RetrievalNet) -> bool:
             stacklevel=2,
         )
         return False
-    return bool((together - torch.cat(alone)).abs().max() < _SAME)
 
 
 def _perturb(tensor: Tensor, generator: torch.Generator) -> None:
-    """Change every element by 5 to 15 % of the root mean square of the tensor.
+    """Change a tensor as training might: a small one to the usual size, others a little.
 
-    A tensor of zeros is changed as if it had the usual size of initial weights.
+    The usual size is 1 for one number, or one per channel, and that of initial weights for others.
     """
-    size = tensor.square().mean().sqrt()
-    inputs = tensor[0].numel() if tensor.ndim else 1
-    size = torch.where(size > 0, size, inputs**-0.5)
-    noise = torch.empty_like(tensor).uniform_(-1, 1, generator=generator)
-    tensor.add_(0.1 * size * (noise + 0.5 * noise.sign()))
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    one_each = tensor.numel() == max(tensor.shape, default=1)
+    usual = 1.0 if one_each else float(tensor[0].numel() or 1) ** -0.5
+    size = float(tensor.square().mean().sqrt())
+    noise = torch.empty_like(tensor).uniform_(0.5, 1.5, generator=generator)
+    if size < _SMALL * usual:
+        signs = 1.0 if one_each else torch.empty_like(tensor).uniform_(-1, 1, generator=generator)
+        tensor.copy_(usual * noise * signs)
+    elif one_each:
+        tensor.add_(0.1 * size * (noise - 1.0))

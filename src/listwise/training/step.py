@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from listwise.errors import InputError
 from listwise.losses.checks import check_count
+from listwise.models.folding import KNOWN_PACKAGES
 from listwise.models.net import live_batch_norms
 from listwise.training.distributed import (
     failing_together,
@@ -154,6 +155,7 @@ class MultistageStep:
         self._forward: Forward | None = None
         self._fit: Fit | None = None
         self._fit_shape: torch.Size | None = None
+        self._checked = False
 
     def __call__(self, images: Tensor, labels: Tensor, photos: Tensor | None = None) -> Tensor:
         """Add the gradient of the loss of a batch to `.grad`, and return the loss.
@@ -180,6 +182,9 @@ class MultistageStep:
         with torch.autocast(forward.device.type, enabled=False):
             with failing_together(forward.device):
                 _check(self.net, images, labels)
+                if not self._checked:
+                    _check_alone(self.net, forward, images[:2])
+                    self._checked = True
             parts = gather_numbers(len(images), forward.device)
             micro_batch = self._choose_micro_batch(forward, images, max(parts))
             while True:
@@ -381,6 +386,33 @@ def _check(net: nn.Module, images: Tensor, labels: Tensor) -> None:
         raise InputError(
             f"batch norm {live[0]!r} ({len(live)} in all) is not frozen, so descriptors depend on "
             "the other images of a micro-batch: freeze it with .eval()"
+        )
+
+
+@torch.no_grad()
+def _check_alone(net: nn.Module, forward: Forward, images: Tensor) -> None:
+    """Raise an `InputError` if the descriptor of an image depends on others of its micro-batch.
+
+    Only networks with own modules are tried, in evaluation mode; random ones cannot be compared.
+    """
+    modes = [(part, part.training) for part in net.modules()]
+    if len(images) < 2 or all(
+        type(part).__module__.startswith(KNOWN_PACKAGES) for part, _ in modes
+    ):
+        return
+    random_state = forward.random_state()
+    try:
+        net.eval()
+        alone, again = (forward.uncompiled(images[:1]) for _ in range(2))
+        together = forward.uncompiled(images)[:1]
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        forward.set_random_state(random_state)
+    if torch.equal(alone, again) and forward.drift(together, alone) > 1:
+        raise InputError(
+            "the descriptor of an image depends on the other images of its micro-batch: use no "
+            "statistics over the batch in the network, such as x.mean(0)"
         )
 
 
