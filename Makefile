@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo bench test docs quick soak floors lint format types check wheel package clean
+.PHONY: help demo bench test docs reference quick soak floors lint format types check wheel package clean
 help:                     ## list these commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -65,6 +65,9 @@ types: $(VENV)/.installed-dev ## mypy, strict
 docs: $(VENV)/.installed-docs ## build the documentation site into site/
 	$(BIN)/python -m pytest tests/test_site.py
 	$(BIN)/zensical build --clean --strict
+
+reference: $(VENV)/.installed-dev ## write reference/: all commands, settings and Python names
+	$(BIN)/python tools/reference.py
 
 check: lint types test    ## everything a change must pass
 

@@ -75,3 +75,9 @@ def test_the_reference_lists_every_command_option_and_setting(reference):
         assert f"`--{'-'.join(path).replace('_', '-')}`" in settings
         assert f"\n`{path[-1]}`\n" in f"\n{settings}"
     assert "`--crops-size`" not in commands  # in one place
+
+
+def test_the_reference_in_the_repository_is_up_to_date(reference):
+    """Run `make reference` if this fails."""
+    for name, text in reference.files().items():
+        assert (ROOT / "reference" / name).read_text(encoding="utf-8") == text, name

@@ -1,9 +1,12 @@
-"""Reference pages of the documentation that are made from the program itself.
+"""Reference pages that are made from the program itself.
 
 The site builder calls `define_env`, and `docs/commands.md`, `docs/settings.md` and
-`docs/changelog.md` call the macros that it defines.
+`docs/changelog.md` call the macros that it defines. `python tools/reference.py` writes the folder
+`reference/`, for those who read the repository instead of the site.
 """
 
+import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
@@ -15,6 +18,8 @@ import typer
 from listwise.cli.main import app
 from listwise.settings import NESTED
 
+ROOT = Path(__file__).parents[1]
+NOTE = "<!-- Written by `make reference`: change the source instead. -->"
 ALL_SETTINGS = "The [settings of a training run](settings.md) are options of this command, too."
 
 
@@ -48,8 +53,47 @@ def settings_page() -> str:
 
 def changelog_page() -> str:
     """CHANGELOG.md, with links from the folder of the pages instead of the root."""
-    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     return text.replace("](docs/", "](")
+
+
+def files() -> dict[str, str]:
+    """The files of the folder `reference/`, by name."""
+    pages = {
+        "commands.md": f"# Commands\n\n{commands_page()}",
+        "settings.md": f"# Training settings\n\n{settings_page()}",
+        "python.md": f"# Python names\n\n{names_page()}",
+    }
+    return {name: f"{NOTE}\n\n{_with_lists(page)}\n" for name, page in pages.items()}
+
+
+def names_page() -> str:
+    """Every public name of the packages with the first sentence of its docstring, in Markdown."""
+    parts = []
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        package = page.stem if page.stem == "listwise" else f"listwise.{page.stem}"
+        parts.append(f"## {package}")
+        for documented in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            found = pkgutil.resolve_name(documented)
+            names = getattr(found, "__all__", None)
+            members = {documented: found}
+            if names is not None:
+                members = {f"{documented}.{name}": getattr(found, name) for name in names}
+            parts += [f"`{name}`\n:   {_summary(member)}" for name, member in members.items()]
+    return "\n\n".join(parts)
+
+
+def _summary(member: Any) -> str:
+    """The first paragraph of a docstring; what has none of its own is shown as it is."""
+    own = str(getattr(member, "__module__", "")).startswith("listwise")
+    text = (inspect.getdoc(member) or "") if own else f"`{member!r}`"
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _with_lists(page: str) -> str:
+    """Turn lists of definitions, which only the site renders, into lists of points."""
+    page = re.sub(r"^(`.*)\n:   ", r"- \1: ", page, flags=re.MULTILINE)
+    return re.sub(r"^((?:- |    ).*)\n\n(?=- )", r"\1\n", page, flags=re.MULTILINE)
 
 
 def subcommands(group: Any) -> Iterator[tuple[str, Any]]:
@@ -60,7 +104,7 @@ def subcommands(group: Any) -> Iterator[tuple[str, Any]]:
 
 def is_setting(parameter: Any) -> bool:
     """Whether an option of a command is a setting of a training run."""
-    return str(getattr(parameter, "rich_help_panel", "")).startswith("Settings")
+    return getattr(parameter, "rich_help_panel", None) not in (None, "Options")
 
 
 def _group(parameter: Any) -> str | None:
@@ -139,3 +183,8 @@ def _plain(text: str | None) -> str:
 
 def _escape(text: str) -> str:
     return re.sub(r"([*_<])", r"\\\1", text)
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        (ROOT / "reference" / name).write_text(text, encoding="utf-8")
