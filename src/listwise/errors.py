@@ -1,6 +1,6 @@
 """The exception for errors that the user can fix, and the category of warnings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -20,6 +20,38 @@ class InputError(ValueError):
 
 class ListwiseWarning(UserWarning):
     """Something that works, but probably not as intended; the command line prints it as a note."""
+
+
+# What other libraries call settings and options that have another name here.
+OTHER_NAMES = {
+    "batch": ("batch_size",),
+    "bs": ("batch_size",),
+    "epochs": ("updates", "fine_tune_updates"),
+    "image_size": ("crops", "crops_size", "max_side"),
+    "imgsz": ("crops", "crops_size", "max_side"),
+    "iterations": ("updates",),
+    "limit": ("k", "count"),
+    "lr": ("learning_rate",),
+    "num_workers": ("workers",),
+    "output": ("out",),
+    "steps": ("updates",),
+    "top": ("k", "count"),
+    "top_k": ("k", "count"),
+    "topk": ("k", "count"),
+    "wd": ("weight_decay",),
+}
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that an unknown one probably stands for, at most three.
+
+    They are what other libraries call by this name, or else those with a similar spelling.
+    """
+    from difflib import get_close_matches
+
+    names = list(known)
+    meant = [each for each in OTHER_NAMES.get(name, ()) if each in names]
+    return meant or get_close_matches(name, names, cutoff=0.7)
 
 
 def first_line(error: BaseException) -> str:

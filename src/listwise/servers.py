@@ -76,7 +76,7 @@ def find_server(index: str) -> RunningServer | None:
 
 def search_by_server(
     index: str, photos: Sequence[str], boxes: Sequence[Any], options: Mapping[str, Any]
-) -> list[dict[str, Any]] | None:
+) -> dict[str, Any] | None:
     """Search by photo files with a running server of the index.
 
     Args:
@@ -86,8 +86,8 @@ def search_by_server(
         options: the options of the search by name.
 
     Returns:
-        The results as JSON; None if no server runs, or if it refuses the search or cannot give the
-        same results as a search of the index itself.
+        The answer of the server; None if no server runs, or if it refuses the search or cannot give
+        the same results as a search of the index itself.
     """
     server = find_server(index)
     if server is None or len(boxes) not in (0, len(photos)):
@@ -98,14 +98,13 @@ def search_by_server(
     try:
         if quick.info().get("instance") != server.instance:
             return None
-        answer = client.search(list(photos), boxes=list(boxes) or None, **given)
+        answer: dict[str, Any] = client.search(list(photos), boxes=list(boxes) or None, **given)
     except ServerError:
         return None
-    results: list[dict[str, Any]] = answer["results"]
     # Without the server there is no time limit, and the first 100 are verified. Diffusion may put
     # results ahead that are not among these 100.
-    some = options["rerank"] and any(hit["inliers"] is None for hit in results[:100])
-    return None if some and answer["verified"] < 100 else results
+    some = options["rerank"] and any(hit["inliers"] is None for hit in answer["results"][:100])
+    return None if some and answer["verified"] < 100 else answer
 
 
 def _folder() -> Path | None:

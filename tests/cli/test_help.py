@@ -30,7 +30,8 @@ def help_of(run, monkeypatch):
 
     def show(words, width=80):
         monkeypatch.setenv("COLUMNS", str(width))
-        return run(*words, "--help")
+        everything = any("--help-all" in each.opts for each in COMMANDS[words].params)
+        return run(*words, "--help-all" if everything else "--help")
 
     return show
 
@@ -51,6 +52,20 @@ def test_lines_fit_and_every_option_is_explained(help_of, width):
             assert re.sub(r"\s", "", parameter.help) in text, (words, parameter.name)
         for wrong in ("…", "None", "PosixPath", "[default: (", "`"):
             assert wrong not in out, words
+
+
+@pytest.mark.parametrize("words", [("train",), ("study", "bins")], ids=" ".join)
+def test_help_shows_the_main_settings_and_help_all_the_others(run, help_of, words):
+    short, whole = run(*words, "--help"), help_of(words)
+    assert "--help-all" in short
+    for flag in ("--backbone", "--batch-size", "--crops-size", "--updates", "--minutes"):
+        assert (flag in short) == (flag in whole)
+    assert "--backbone" in short
+    for flag in ("--crops-hue", "--triplet-margin", "--weight-decay"):
+        assert flag not in short
+        assert flag in whole
+    assert 20 <= short.count("\n  --") <= 35
+    assert whole.count("\n  --") > 60
 
 
 def test_defaults_are_those_of_the_functions_and_of_the_paper(help_of):

@@ -1,6 +1,9 @@
 """`listwise index` and `listwise search`, as they are typed."""
 
 import json
+import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -192,6 +195,7 @@ def test_answers_for_people(run):
     search = ("search", "shop", PHOTO, "-k", 4)
     out = run(*search, "--rerank")
     assert "class2/1.jpg" in out.splitlines()[1]
+    assert "compared the local features of 48 photos with the query" in out
     assert out.split()[:3] == ["score", "inliers", "photo"]
     assert run(*search, "--refine", "diffusion").split()[:3] == ["score", "refined", "photo"]
     out = run(*search, "--quality", "best")
@@ -200,6 +204,61 @@ def test_answers_for_people(run):
     width, height = Image.open("found.png").size
     assert width > 700
     assert height > 300
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_program_gets_the_path_of_each_result(run):
+    found = run("search", "shop", PHOTO, "-k", 4, "--start", 1, "--rerank", "--json")
+    assert len(found["results"]) == 4
+    assert found["verified"] == 48  # all that were compared, not only those that are shown
+    whole = run("search", "shop", PHOTO, "-k", 5, "--rerank", "--json")
+    assert ids(found) == ids(whole)[1:]
+    for hit in whole["results"]:
+        assert hit["path"] == str(Path("photos", hit["id"]).absolute())
+        assert Image.open(hit["path"]).size == (hit["width"], hit["height"])
+
+
+@pytest.mark.usefixtures("shop")
+def test_without_a_display_the_picture_is_written_and_named(run, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    out = run("search", "shop", PHOTO, "-k", 4, "--open")
+    picture = re.search(r"^wrote a picture of the results to (.*\.png)$", out, re.MULTILINE)[1]
+    assert Image.open(picture).width > 700
+
+
+@pytest.fixture
+def listed(build):
+    """An index of photos with long attributes, in the folder `shop`."""
+    rows = [f"photos/class0/{n}.jpg,{'long words ' * 8}{n},{n}" for n in range(3)]
+    Path("table.csv").write_text("\n".join(["path,title,price", *rows]))
+    build("shop", "table.csv")
+    return [line.split(",")[0] for line in rows]
+
+
+@pytest.mark.parametrize("command", [("index", "list", "shop"), ("search", "shop", PHOTO)])
+def test_a_table_in_a_pipe_has_a_line_for_each_row(run, listed, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run(*command).splitlines()
+    assert len(lines) == 4
+    for name in listed:
+        (line,) = (each for each in lines if name in each)
+        assert "long words long words long words" in line
+        assert line == line.rstrip()
+
+
+def test_a_narrow_terminal_shortens_attributes_and_no_id(listed):
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "listwise", "index", "list", "shop"]
+    subprocess.run(command, env=environment, stdout=end, stderr=end, check=True)
+    os.close(end)
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown.splitlines()]
+    assert [line for line in lines if line.split()[0] in listed] == lines[1:]
+    assert len(lines) == 4
+    assert all(len(line) <= 60 and "…" in line for line in lines[1:])
 
 
 @pytest.mark.usefixtures("few")
@@ -271,8 +330,8 @@ def test_marks_are_used_stored_listed_exported_and_undone(run, monkeypatch):
     out = run("index", "marks", "shop", "--export", "labels.csv")
     assert "wrote 3 photos of 2 classes to labels.csv" in out
     assert Path("labels.csv").read_text().startswith("path,label\n")
-    assert "undid 1 marks" in run("index", "marks", "shop", "--undo", listed[1]["id"])
-    assert "1 marks, 1 undone" in run("index", "marks", "shop")
+    assert "undid 1 mark\n" in run("index", "marks", "shop", "--undo", listed[1]["id"])
+    assert "1 mark, 1 undone" in run("index", "marks", "shop")
 
 
 @pytest.mark.usefixtures("few")
@@ -287,7 +346,7 @@ def test_marks_of_people_who_disagree_and_of_searches_that_fail(run, listwise, m
         assert "stored the marks; list them with listwise index marks shop" in out
     run("search", "shop", PHOTO, "--marks")  # a disputed mark does not count
     out = run("index", "marks", "shop", "--conflicts")
-    assert all(text in out for text in ("people disagree", "ann", "bob", "query:", "1 conflicts"))
+    assert all(text in out for text in ("people disagree", "ann", "bob", "query:", "1 conflict"))
     (conflict,) = run("index", "marks", "shop", "--json")["conflicts"]
     assert conflict["kind"] == "people"
     assert "left out 2 photos in conflict" in run("index", "marks", "shop", "--export", "l.csv")

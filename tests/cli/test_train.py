@@ -40,7 +40,8 @@ def test_a_run_prints_settings_with_reasons_progress_and_result(train):
     assert any("--learning-rate" in line and "1e-4 for batches" in line for line in lines)
     assert not any("--batch-size" in line for line in lines)  # it was given
     assert sum("validation mAP" in line for line in lines) == 4  # three, and the result
-    assert lines[-1] == "the model is in runs/photos/model"
+    assert lines[-2] == "the model is in runs/photos/model"
+    assert lines[-1] == "next: listwise index build INDEX PHOTOS --model runs/photos/model"
 
 
 def test_flags_override_the_file_and_the_file_the_choices(train, tmp_path):
@@ -73,7 +74,7 @@ def test_resume_removes_damaged_lines_of_the_metrics(train, run, tmp_path):
     out = run("train", "--resume", "r")
     # Without the end of line 3, it is one line with the next.
     assert "note: removed damaged lines of metrics.jsonl: 3" in out
-    assert out.splitlines()[-1] == "the model is in r/model"
+    assert out.splitlines()[-2] == "the model is in r/model"
     assert file.read_bytes() == b"".join([*lines[:2], lines[4]])
 
 

@@ -49,7 +49,7 @@ def test_a_download_says_the_terms_and_is_checked(run, listwise):
     assert lines[0].startswith("Stanford Online Products: product photos from eBay")
     assert "downloads.json stores the SHA-256 of the downloaded file" in out
     assert "note: SOP: 8 of 8 photos are missing" in out
-    assert lines[-1] == "SOP is in sop"
+    assert lines[-2:] == ["SOP is in sop", "next: listwise evaluate MODEL sop"]
     for split in ("train", "test"):
         for i in range(4):
             photo = Path("sop", "bicycle_final", f"{split}{i}.JPG")

@@ -155,7 +155,7 @@ def test_evaluate_gives_figures_and_a_table(toy, model, described):
     assert min(found.milliseconds.values()) > 0
     lines = found.table().splitlines()
     assert lines[0] == "toy"
-    assert lines[1].split() == ["mAP", "mP@1", "mP@5", "mP@10"]
+    assert lines[1].split() == ["protocol", "mAP", "mP@1", "mP@5", "mP@10"]
     assert len(lines) == 3 + 4 * 3
     assert lines[3].split() == [
         "model",

@@ -69,11 +69,11 @@ def test_it_knows_what_was_just_added(server, index, tmp_path):
     path = tmp_path / "new" / "new.png"
     path.parent.mkdir()
     texture(77).save(path)
-    assert search_by_server(index.uri, [path], [], ONE)[0]["id"] != "new.png"
+    assert search_by_server(index.uri, [path], [], ONE)["results"][0]["id"] != "new.png"
     adding = programs.listwise("index", "add", index.uri, path.parent)
     adding.communicate()
     assert adding.returncode == 0, adding.errors()
-    assert search_by_server(index.uri, [path], [], ONE)[0]["id"] == "new.png"
+    assert search_by_server(index.uri, [path], [], ONE)["results"][0]["id"] == "new.png"
 
 
 def test_what_it_cannot_answer_is_left_to_the_index(server, index, tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_what_it_cannot_answer_is_left_to_the_index(server, index, tmp_path, mon
         answer = {"results": results, "verified": verified}
         monkeypatch.setattr(Client, "search", lambda *_, found=answer, **__: found)
         given = search_by_server(index.uri, [tmp_path / "b.png"], [], how)
-        assert given == (results if used else None)
+        assert given == (answer if used else None)
 
 
 @pytest.mark.parametrize("place", ["server", "http://127.0.0.1:9"])

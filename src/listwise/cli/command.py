@@ -23,8 +23,8 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from pathlib import Path
 from types import NoneType, UnionType
@@ -45,6 +45,8 @@ Like = str | type[BaseModel]
 
 TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path}
 METAVARS = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH", NoneType: "none"}
+# Headings of the settings that only --help-all shows.
+RARE = "Other settings", "Settings of"
 NUMBERS, CORNERS = "NUMBERS", "X0,Y0,X1,Y1"
 # What the help calls a value, in words for an error message.
 EXPECTED = {
@@ -183,6 +185,7 @@ def command(
     name: str | None = None,
     json: bool = True,
     heading: str = "",
+    main: Collection[str] = (),
     without: Sequence[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> Callable[[Function], Function]:
@@ -196,6 +199,7 @@ def command(
         json: whether the command has the option --json, for its `Output`.
         heading: heading in the help above the options of `like`, if they are the settings of a run:
             they can be given as none, and switches as --no-x.
+        main: the settings that --help shows; --help-all also shows the others.
         without: parameters of `like` that the command does not have.
         defaults: texts that the help shows as defaults, by parameter.
     """
@@ -203,6 +207,7 @@ def command(
     def add(function: Function) -> Function:
         merged = _merged(function, like, heading)
         found = [each for each in merged if not {each.name, each.name.split(".")[0]} & {*without}]
+        found = [_placed(each, heading, main) if main else each for each in found]
         if json:
             found.append(Parameter("json", bool, False, "print the result as JSON"))
         about, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
@@ -212,10 +217,13 @@ def command(
         def run(**given: Any) -> None:
             SPELLINGS.clear()
             SPELLINGS.update(flags)
+            given.pop("help_all", None)
             options = _nested(found, given)
             function(Output(options.pop("json", False) if json else False), **options)
 
         shown = [_for_typer(each, _sentence(each, defaults or {}, flags)) for each in found]
+        if main:
+            shown.append(HELP_ALL)
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         typed = name or function.__name__
         end = _unwrapped(examples[0] if examples else "")
@@ -223,6 +231,37 @@ def command(
         return function
 
     return add
+
+
+def _placed(each: Parameter, heading: str, main: Collection[str]) -> Parameter:
+    """The parameter with its heading: a setting of the main ones, or one of the others."""
+    if not each.heading or each.name in main:
+        return replace(each, heading=each.heading and heading)
+    return replace(each, heading="Other settings") if each.heading == heading else each
+
+
+def _show_all(context: typer.Context, given: bool) -> None:
+    if given:
+        context.meta["all"] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            is_eager=True,
+            callback=_show_all,
+            help="Show this message with all settings and exit.",
+            rich_help_panel="Options",
+        ),
+    ],
+)
 
 
 def take(options: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -249,6 +288,8 @@ class _Command(TyperCommand):
                 title = getattr(parameter, "rich_help_panel", None) or "Options"
                 names = ", ".join((*sorted(parameter.opts, key=len), *parameter.secondary_opts))
                 left = f"{names} {left}".strip()
+            if title.startswith(RARE) and not ctx.meta.get("all"):
+                continue
             sections.setdefault(title, []).append((left, getattr(parameter, "help", "") or ""))
         for title, rows in sections.items():
             with formatter.section(title):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.filesize import decimal
+from rich.table import Column
 
 from listwise.cli.command import command, make_app, take
 from listwise.cli.output import (
@@ -182,6 +183,8 @@ def _print_added(
         place = shlex.quote(index.uri)
         output.say(_search_text(tuned))
         output.say(f"next steps:\n  listwise search {place} PHOTO\n  listwise serve {place}")
+    elif done:
+        output.next_step("search", index.uri, "PHOTO")
 
 
 def _search_text(tuned: "TuningResult") -> str:
@@ -211,7 +214,7 @@ def list_entries(output: Output, index: str, **options: Any) -> None:
         (*_id_and_size(entry), *(entry.attributes.get(name, "") for name in names))
         for entry in found
     ]
-    output.table(("photo", "size", *names), rows)
+    output.table(("photo", "size", *(Column(name, no_wrap=True) for name in names)), rows)
 
 
 def _id_and_size(entry: "search.Entry") -> tuple[str, str]:
@@ -403,7 +406,8 @@ def _print_upgrade(output: Output, index: "search.Index", done: "search.UpgradeR
         output.say(f"{left_out}: {first_five(done.skipped)}", "yellow")
     counted = f"{count_of(done.entries, 'photo')}, {count_of(done.described, 'photo')} described"
     text = f"{index.uri} uses the model {model} now: {counted}"
-    output.result({"index": index.uri, "model": model, **vars(done)}, text)
+    facts = {"index": index.uri, "model": model, **vars(done)}
+    output.result(facts, text, "index", "changes", index.uri)
 
 
 @command(app)
@@ -458,7 +462,7 @@ def marks(
     facts = {"marks": list(found), "conflicts": conflicting, "missing": found.missing}
     output.answer({"index": index, **facts, "undone": found.undone, "exported": table})
     if undo:
-        output.say(f"undid {undone} marks")
+        output.say(f"undid {count_of(undone, 'mark')}")
     elif export is None and conflicts:
         for conflict in found.conflicts:
             output.say(CONFLICTS[conflict.kind], "bold")
@@ -466,12 +470,17 @@ def marks(
     elif export is None:
         _print_marks(output, found.active)
     if table is not None:
-        left_out = f"left out {table.conflicting} photos in conflict and {table.missing} marks"
-        output.say(f"wrote {table.photos} photos of {table.classes} classes to {export}", "bold")
+        left_out = (
+            f"left out {count_of(table.conflicting, 'photo')} in conflict and "
+            f"{count_of(table.missing, 'mark')}"
+        )
+        held = f"{count_of(table.photos, 'photo')} of {count_of(table.classes, 'class', 'classes')}"
+        output.say(f"wrote {held} to {export}", "bold")
         output.say(f"{left_out} of photos that are not in the index")
+        output.next_step("train", export)
     missing = f", {len(found.missing)} of photos that are not in the index" if found.missing else ""
-    counted = f"{len(found)} marks, {found.undone} undone{missing}"
-    output.say(f"{counted}; {len(found.conflicts)} conflicts", "bold")
+    counted = f"{count_of(len(found), 'mark')}, {found.undone} undone{missing}"
+    output.say(f"{counted}; {count_of(len(found.conflicts), 'conflict')}", "bold")
 
 
 def _print_marks(output: Output, marks: "tuple[search.Mark, ...]") -> None:
@@ -503,7 +512,8 @@ def local(output: Output, index: str, **options: Any) -> None:
     counts = {"updated": len(found.updated), "errors": found.errors, "local": facts}
     done = f"stored local features of {count_of(len(found.updated), 'photo')}"
     has = f"{facts['entries']} of {total} have them, {decimal(facts['bytes'])}"
-    output.result({"index": index, **counts}, f"{done}; {has}")
+    then = ("search", index, "PHOTO", "--rerank")
+    output.result({"index": index, **counts}, f"{done}; {has}", *then)
 
 
 @command(app, "search.methods:search_intent")

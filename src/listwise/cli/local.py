@@ -10,7 +10,7 @@ from listwise.cli.command import Box, command, make_app, take
 from listwise.cli.output import Output, check_output, stoppable
 from listwise.cli.search import print_results
 from listwise.errors import validated
-from listwise.progress import progress_bar, stage_bars
+from listwise.progress import count_of, progress_bar, stage_bars
 from listwise.settings import DelfTraining
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def extract(output: Output, photos: str, out: Path, **options: Any) -> None:
     output.unreadable(header.unreadable)
     each = f"{features / max(1, len(file)):.0f} each"
     done = f"wrote {features} features of {len(file)} photos ({each}) to {out}"
-    output.result(facts, done)
+    output.result(facts, done, "local", "codebook", out, "CODEBOOK")
 
 
 @command(app, DelfTraining, json=False, without=("crops",))
@@ -104,6 +104,7 @@ def train(
         f"attention; the features are in {result.folder}",
         "bold",
     )
+    output.next_step("local", "extract", "PHOTOS", "FEATURES", "--delf", result.folder)
 
 
 @command(app, "local.codebook:learn_codebook", json=False, without=("batches", "extractor"))
@@ -125,6 +126,7 @@ def codebook(output: Output, features: list[Path], out: Path, **options: Any) ->
     with stoppable(), progress_bar(output.console, "k-means", rounds) as advance:
         found = learn_from_files(features, out, on_iteration=lambda _: advance(1), **options)
     output.say(f"wrote {len(found)} visual words ({found.info.extractor}) to {out}", "bold")
+    output.next_step("local", "index", "INDEX", "FEATURES", "--codebook", out)
 
 
 @command(app, "local.asmk:change_index", without=("folder", "files"))
@@ -148,7 +150,8 @@ def index(output: Output, index: Path, features: list[Path] | None = None, **opt
         opened = change_index(index, files, on_photo=advance, **options)
     facts = opened.info()
     each = f"{facts['words_per_photo']:.0f} words and {facts['bytes_per_photo'] / 1000:.1f} kB each"
-    output.result(facts, f"{facts['photos']} photos in {index}, {each}")
+    text = f"{count_of(facts['photos'], 'photo')} in {index}, {each}"
+    output.result(facts, text, "local", "search", index, "PHOTO")
 
 
 @command(app, "local.asmk:search_by_photo", "local.extract:open_extractor", without=("folder",))

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from listwise import __version__
 from listwise.cli.command import make_app
 from listwise.cli.output import Output, as_typed
-from listwise.errors import InputError, ListwiseWarning
+from listwise.errors import InputError, ListwiseWarning, nearest_names
 from listwise.machine import set_torch_environment
 
 # The module of each command; after a dot, its name there if the module has several.
@@ -101,7 +101,10 @@ def main() -> None:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "listwise"
-        _leave(f"{error.format_message().rstrip('.')}; see {command} --help")
+        reason = error.format_message().rstrip(".")
+        if context and (unknown := getattr(error, "option_name", "")):
+            reason = _unknown_option(unknown, context)
+        _leave(f"{reason}; see {command} --help")
     except InputError as error:
         _leave(as_typed(str(error)))
     except typer.Abort:
@@ -132,6 +135,15 @@ def _show_warning(
         note(str(message))
     elif sys.warnoptions:
         _show_python_warning(message, category, *where)
+
+
+def _unknown_option(typed: str, context: typer.Context) -> str:
+    """The message for an option that a command does not have, with the nearest ones."""
+    flags = [max(each.opts, key=len) for each in context.command.params]
+    known = {flag.lstrip("-").replace("-", "_"): flag for flag in flags if flag[0] == "-"}
+    near = nearest_names(typed.lstrip("-").replace("-", "_"), known)
+    hint = f" (did you mean {' or '.join(known[name] for name in near)}?)" if near else ""
+    return f"No such option: {typed}{hint}"
 
 
 def _leave(reason: str) -> None:

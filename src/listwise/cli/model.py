@@ -72,7 +72,7 @@ def extract(
     kind = "whitened descriptors" if header.whitened else "descriptors"
     done = f"wrote {len(file)} {kind} of {file.dim} dimensions to {file.path} ({seconds:.0f} s)"
     done += f"\ndescribed {file.settings.size_text()}"
-    output.result(facts, done)
+    output.result(facts, done, "whiten", model, file.path)
 
 
 @command(app, "descriptors.learning:learn_whitening", without=("folder", "source"))
@@ -130,7 +130,7 @@ def _shorten(model: Path, dim: int | None, output: Output) -> None:
     else:
         facts |= {"method": truncate_model(model, dim).info.method, "dim": dim}
         done = f"{model} now keeps the first {dim} dimensions of its descriptors"
-    output.result(facts, done)
+    output.result(facts, done, "evaluate", model, "PHOTOS")
 
 
 def _show_whitening(model: Path, found: "LearnedWhitening", output: Output) -> None:
@@ -152,7 +152,7 @@ def _show_whitening(model: Path, found: "LearnedWhitening", output: Output) -> N
     dims = f"{len(learned.mean)} -> {learned.dim} dimensions"
     done = f"{model} now whitens its descriptors: {dims}, learned from {kept['learned_from']} "
     facts = {"model": model, **kept, "dim": learned.dim, **maps}
-    output.result(facts, f"{done}descriptors")
+    output.result(facts, f"{done}descriptors", "evaluate", model, "PHOTOS")
 
 
 @command(app, "results.tuning:tune")
@@ -187,6 +187,7 @@ def tune(output: Output, model: Path, photos: str, **options: Any) -> None:
     )
     done = f"the settings are stored in {model}" if found.changed else f"{model} is unchanged"
     output.say(done if found.changed else f"no other setting is clearly better: {done}", "bold")
+    output.next_step("index", "build", "INDEX", "PHOTOS", "--model", model)
 
 
 @command(app, "results.evaluate:evaluate")
@@ -240,7 +241,11 @@ def _print_evaluation(output: Output, result: "Evaluation") -> None:
         found |= {"sizes": [asdict(size) for size in result.sizes]} if result.sizes else {}
         output.print_json(found)
         return
+    from listwise.evaluation.judged import LABELS
+
     typer.echo(result.table())
+    if LABELS in result.figures:
+        output.say("protocol Labels: a result is correct if it has the label of the query")
     for name, described in result.described.items():
         if described.settings is not None:
             output.say(f"{name} described {described.settings.size_text()}")

@@ -7,21 +7,26 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from listwise.errors import InputError
 from listwise.progress import count_of, total_bar
 
 if TYPE_CHECKING:
+    from listwise.data import LabelledImages
     from listwise.training import TrainPlan
 
 RESUME = "run the same command again to resume"
+ONE_LINE = 100_000  # columns of the output if it is not a terminal
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 # What one types for each argument of the running command.
@@ -62,14 +67,27 @@ class Output:
     def table(
         self, columns: Sequence[str | Column], rows: Iterable[Sequence[str]], title: str = ""
     ) -> None:
-        """Print a table without lines, whose cells are not cut."""
+        """Print a table without lines; each row is one line if the output is not a terminal.
+
+        A narrow terminal shortens the columns that are `Column(no_wrap=True)`, and wraps those that
+        are `Column(overflow="fold")`. All others, such as ids and paths, are always shown whole.
+        """
         table = Table(*columns, title=title or None, title_justify="left", box=None)
         table.padding = (0, 2, 0, 0)
-        for column in table.columns:
-            column.overflow = "fold"
+        short = [column.no_wrap for column in table.columns]
         for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
+            table.add_row(*(Text(each, no_wrap=cut) for each, cut in zip(row, short, strict=True)))
+        for column in table.columns:
+            if column.overflow != "fold" and not column.no_wrap:
+                column.min_width = max(map(cell_len, map(str, (column.header, *column.cells))))
+            column.no_wrap = False  # which would protect a column from being narrowed
+        if self.console.is_terminal:
+            self.console.print(table, crop=False)
+            return
+        lines = StringIO()
+        Console(file=lines, width=ONE_LINE, markup=False).print(table)
+        for line in lines.getvalue().splitlines():
+            self.say(line.rstrip())
 
     def note(self, text: str) -> None:
         """Print a note; this is a function for `on_note`."""
@@ -104,19 +122,23 @@ class Output:
             self.print_json(facts)
             raise typer.Exit
 
-    def result(self, facts: Any, text: str) -> None:
-        """Print the facts as JSON for a program, or the text for a person."""
+    def result(self, facts: Any, text: str, *then: object) -> None:
+        """Print the facts as JSON for a program, or the text and the next step for a person."""
         self.answer(facts)
         self.say(text, "bold")
+        self.next_step(*then)
+
+    def next_step(self, *words: object) -> None:
+        """Print the command that usually comes next; words in capitals are to be replaced."""
+        if words:
+            self.say(f"next: listwise {shlex.join(map(str, words))}")
 
     def show_plan(self, plan: "TrainPlan") -> None:
         """Print the training and validation photos, and the chosen settings with their reasons."""
         for line in plan.notes:
             self.note(line)
-        count, validation = len(plan.train), plan.validation
-        trained = f"training on {count} photos of {len(plan.train.class_names)} classes"
-        held = f"validating on {len(validation)} photos of {len(validation.class_names)} classes"
-        self.say(f"{trained}, {held}")
+        trained, held = (_photos_of_classes(images) for images in (plan.train, plan.validation))
+        self.say(f"training on {trained}, validating on {held}")
         settings, rows = plan.config.model_dump(), []
         for name, reason in plan.reasons.items():
             value = settings
@@ -125,7 +147,7 @@ class Output:
             shown = {"True": "on", "False": "off"}.get(str(value), str(value))
             rows.append(("--" + name.replace(".", "-").replace("_", "-"), shown, reason))
         if rows:
-            columns = (Column("setting", no_wrap=True), "value", "reason")
+            columns = ("setting", "value", Column("reason", overflow="fold"))
             self.table(columns, rows, "Chosen settings")
 
     def report(self, file: Path | None, write: Callable[..., object]) -> None:
@@ -133,12 +155,22 @@ class Output:
         if file is not None:
             with total_bar(self.console, "writing the report") as update:
                 write(file, command=typed_command(), on_progress=update)
-            self.say(f"wrote the report to {file}", "bold")
+            self.say(f"wrote the report to {file}; open it in a browser", "bold")
+
+
+def _photos_of_classes(images: "LabelledImages") -> str:
+    classes = count_of(len(images.class_names), "class", "classes")
+    return f"{count_of(len(images), 'photo')} of {classes}"
 
 
 def typed_command() -> str:
     """Return the running command as typed in a shell."""
     return shlex.join(["listwise", *sys.argv[1:]])
+
+
+def has_screen() -> bool:
+    """Whether a program with a window can be opened."""
+    return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
 @contextmanager
@@ -147,7 +179,7 @@ def shown_in_browser(link: str) -> Iterator[None]:
 
     A file that only this user can read leads to it, because other users see the commands that run.
     """
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+    if not has_screen():
         yield
         return
     import webbrowser  # takes 20 ms, for one command

@@ -6,6 +6,7 @@ import secrets
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -13,7 +14,14 @@ import typer
 from rich.table import Column
 
 from listwise.cli.command import Box, command, make_app
-from listwise.cli.output import PICTURES, Output, check_output, require_index, shown_in_browser
+from listwise.cli.output import (
+    PICTURES,
+    Output,
+    check_output,
+    has_screen,
+    require_index,
+    shown_in_browser,
+)
 from listwise.errors import InputError, validated
 from listwise.progress import count_of
 from listwise.search.options import SearchOptions
@@ -35,6 +43,7 @@ def search(
     box: list[Box] | None = None,
     save: bool = False,
     sheet: Path | None = None,
+    open: bool = False,
     model: Path | None = None,
     device: str = "auto",
     **options: Any,
@@ -47,6 +56,7 @@ def search(
         box: Search by this part of the photo, in pixels; one box per photo.
         save: Store `same` and `different` as marks in the index.
         sheet: Write a picture of the results to this file (.png).
+        open: Write a picture of the results, and open it if this machine has a display.
         model: Model folder or ONNX file, if the model has moved.
 
     Examples:
@@ -65,35 +75,80 @@ def search(
     chosen = validated(SearchOptions, options)
     if save and not chosen.marked:
         raise InputError("nothing to save: give --same or --different")
-    results = None
-    by_photo = not (entries or sheet or model or chosen.marked or chosen.marks)
+    if open and sheet is None:
+        sheet = Path(mkdtemp(prefix="listwise-"), "results.png")
+    answer = None
+    by_photo = not (entries or model or chosen.marked or chosen.marks)
     if by_photo and device == "auto":
         with output.console.status("searching"):
-            results = search_by_server(index, names, boxes, chosen.model_dump())
-    if results is None:
+            answer = search_by_server(index, names, boxes, chosen.model_dump())
+    if answer is None or output.json or sheet is not None:
         from listwise.search import open_index
 
         with open_index(index, model, device=device, create=False) as opened:
-            with output.console.status("searching"):
-                hits = opened.search(names, like=entries, box=boxes, **chosen.model_dump())
+            if answer is None:
+                with output.console.status("searching"):
+                    answer = _answer(opened, names, entries, boxes, chosen)
             if save:  # only after a search that did not fail
                 _save(opened, names, entries, boxes, chosen)
+            found = opened.store.get([int(hit["key"]) for hit in answer["results"]])
+            for hit in answer["results"]:
+                hit["path"] = found[int(hit["key"])].path
             if sheet is not None:
-                from listwise.search.views import draw_sheet
-
-                draw_sheet(opened, hits, names, boxes, entries).save(sheet)
-        from listwise.search.views import Result
-
-        results = [Result.found(hit).model_dump() for hit in hits]
-    output.answer({"index": index, "results": results})
-    print_results(output, results)
+                _draw(sheet, opened, answer["results"], names, boxes, entries)
+    facts = {"results": answer["results"], "verified": answer["verified"], "sheet": sheet}
+    output.answer({"index": index, **facts})
+    print_results(output, answer["results"])
     if chosen.rerank:
-        compared = sum(hit.get("inliers") is not None for hit in results)
-        output.say(f"compared the local features of {compared} of {len(results)} results")
+        verified = count_of(answer["verified"], "photo")
+        output.say(f"compared the local features of {verified} with the query")
     if sheet is not None:
         output.say(f"wrote a picture of the results to {sheet}")
+    if open and has_screen():
+        typer.launch(str(sheet))
     if save:
         output.say(f"stored the marks; list them with listwise index marks {shlex.quote(index)}")
+
+
+def _answer(
+    index: "Index",
+    photos: list[str],
+    entries: list[str],
+    boxes: list[Box],
+    options: SearchOptions,
+) -> dict[str, Any]:
+    """Search an index: the results, and the number of photos whose local features were compared."""
+    from listwise.search.views import Result
+
+    first, end, wanted = options.start, options.start + options.k, options.model_dump()
+    if not options.rerank:
+        hits = page = index.search(photos, like=entries, box=boxes, **wanted)
+    else:  # photos that are not among the first `k` are compared too
+        from listwise.local.rerank import TOP
+        from listwise.search.refinement import DIFFUSED
+
+        wanted |= {"start": 0, "k": max(end, DIFFUSED if options.diffuses else TOP)}
+        hits = index.search(photos, like=entries, box=boxes, **wanted)
+        page = hits[first:end]
+    verified = sum(hit.inliers is not None for hit in hits)
+    return {"results": [Result.found(hit).model_dump() for hit in page], "verified": verified}
+
+
+def _draw(
+    sheet: Path,
+    index: "Index",
+    results: list[dict[str, Any]],
+    photos: list[str],
+    boxes: list[Box],
+    entries: list[str],
+) -> None:
+    """Draw a picture of the query and the results."""
+    from listwise.search import Hit
+    from listwise.search.views import draw_sheet
+
+    found = index.store.get([int(hit["key"]) for hit in results])
+    hits = [Hit(found[int(hit["key"])], hit["score"], hit["inliers"]) for hit in results]
+    draw_sheet(index, hits, photos, boxes, entries).save(sheet)
 
 
 def _save(
@@ -123,7 +178,7 @@ def print_results(output: Output, results: list[dict[str, Any]]) -> None:
         attributes = ", ".join(f"{k} {v}" for k, v in hit.get("attributes", {}).items())
         rows.append((str(rank), *row, hit["id"], attributes))
     right = [Column(name, justify="right") for name in ("", *known)]
-    output.table((*right, "photo", Column(style="dim")), rows)
+    output.table((*right, "photo", Column(style="dim", no_wrap=True)), rows)
 
 
 @command(app, json=False)

@@ -9,9 +9,9 @@ import typer
 
 from listwise.cli.command import command, make_app, take
 from listwise.cli.output import Output, stoppable, typed_command
-from listwise.cli.train import CHOSEN
+from listwise.cli.train import CHOSEN, MAIN
 from listwise.errors import InputError
-from listwise.progress import progress_bar, total_bar
+from listwise.progress import count_of, progress_bar, total_bar
 from listwise.settings import TrainConfig, merge, read_settings
 from listwise.studies.definitions import SCHEDULE, STUDIES, Study
 
@@ -68,7 +68,9 @@ def _add_study(study: Study) -> None:
             compared = ", ".join(variant.name for variant in made.variants)
             most = round(made.images * max(variant.effort for variant in made.variants))
             seen = f"{made.images:,}" if most == made.images else f"{made.images:,} to {most:,}"
-            output.say(f"{made.count} runs of {seen} training images: {compared}", "bold")
+            output.say(
+                f"{count_of(made.count, 'run')} of {seen} training images: {compared}", "bold"
+            )
             write = partial(write_outputs, made, command=typed_command())
             findings = run_study(made, StudyView(output.console), evaluated, write)
         if output.json:
@@ -103,6 +105,7 @@ Examples:
         TrainConfig,
         name=study.name,
         heading="Settings",
+        main=MAIN,
         without=own,
         defaults={**CHOSEN, "variants": study.words_default},
     )

@@ -66,10 +66,16 @@ def label(output: Output, photos: str, *, out: Path, **options: Any) -> None:
         f"kept {facts['kept']} of {facts['photos']} photos in {facts['classes']} classes: "
         f"the labels are in {found.file}; open {found.page} to look through them"
     )
-    output.result(facts, text)
+    output.result(facts, text, "train", found.file)
 
 
-@command(app, "api:train", TrainConfig, heading="Settings", defaults=CHOSEN)
+# The settings that `--help` shows.
+MAIN = ["backbone", "weights", "pooling", "projection", "adapter", "lora", "teacher", "loss"]
+MAIN += ["batch_size", "crops.size", "updates", "minutes", "learning_rate", "patience"]
+MAIN += ["val_fraction", "val_max_side", "seed", "device", "workers", "micro_batch"]
+
+
+@command(app, "api:train", TrainConfig, heading="Settings", main=MAIN, defaults=CHOSEN)
 def train(
     output: Output,
     photos: str | None = None,
@@ -164,6 +170,7 @@ def _show_result(result: "TrainResult", found: "Comparison | None", output: Outp
     )
     if found is None:
         output.say(f"{text}\nthe model is in {result.model}", "bold")
+        output.next_step("index", "build", "INDEX", "PHOTOS", "--model", result.model)
         return
 
     from listwise.feedback.comparison import comparison_rows, conclusion

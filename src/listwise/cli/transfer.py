@@ -52,7 +52,7 @@ def export(
     text = f"wrote {path}: {opened.dim} dimensions, {size / 1e6:.1f} MB ({seconds:.0f} s)"
     if web:
         text += f"\nrun npm install onnxruntime-web in {out}, and serve it: python -m http.server"
-    output.result(facts, text)
+    output.result(facts, text, *([] if web else ["evaluate", path, "PHOTOS"]))
 
 
 @command(app, "models.imported:import_to_folder", name="import")
@@ -79,6 +79,7 @@ def import_model(output: Output, file: Path, folder: Path, **options: Any) -> No
     named = f"{config.backbone}, {config.pooling}, {dim} dimensions"
     output.say(f"{named}, whitening {model.whitening or 'none'}")
     output.say(f"the model is in {folder}", "bold")
+    output.next_step("evaluate", folder, "PHOTOS")
 
 
 @command(app)
@@ -122,7 +123,8 @@ def download(
     for problem in () if output.json else problems:
         output.note(problem)
     facts = {"name": dataset.name, "folder": dataset.folder, "problems": problems}
-    output.result(facts, f"{dataset.name} is in {dataset.folder}")
+    done = f"{dataset.name} is in {dataset.folder}"
+    output.result(facts, done, "evaluate", "MODEL", dataset.folder)
 
 
 def _list_datasets(entries: "tuple[DataSetEntry, ...]", output: Output) -> None:
@@ -130,8 +132,9 @@ def _list_datasets(entries: "tuple[DataSetEntry, ...]", output: Output) -> None:
     output.answer([{field: getattr(entry, field) for field in fields} for entry in entries])
     rows = []
     for entry in entries:
-        counts = "\n".join(f"{count:,} {part}" for part, count in entry.counts.items())
+        counts = ", ".join(f"{count:,} {part}" for part, count in entry.counts.items())
         size = f"{entry.gigabytes:g} GB" if entry.gigabytes else f"{len(entry.files)} files"
         rows.append((entry.name, entry.title, counts, size if entry.files else "by hand"))
-    output.table((Column("name", no_wrap=True), "data set", "images", "download"), rows)
+    title, images = (Column(name, overflow="fold") for name in ("data set", "images"))
+    output.table(("name", title, images, "download"), rows)
     output.say("--list --json also prints the terms of use and the page of each data set")

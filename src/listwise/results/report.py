@@ -55,7 +55,7 @@ def format_table(title: str, rows: Mapping[str, Figures]) -> str:
     metrics = dict.fromkeys(
         metric for row in rows.values() for found in row.values() for metric in found
     )
-    lines = [["", "", *metrics]]
+    lines = [["", "protocol", *metrics]]
     for name, row in rows.items():
         for place, (protocol, found) in enumerate(row.items()):
             values = (percent(found.get(metric, float("nan"))) for metric in metrics)

@@ -19,7 +19,7 @@ from listwise.machine import core_count, seeded, shared_cores
 from listwise.models import RetrievalNet
 from listwise.models.pooling import GeM
 from listwise.plugins import CUSTOM, custom_name
-from listwise.progress import readable_time
+from listwise.progress import count_of, readable_time
 from listwise.settings import TrainConfig
 from listwise.training.choices import TrainPlan, size_text
 from listwise.training.distillation import distillation_parts
@@ -300,8 +300,10 @@ class Trainer:
         cores = f"{core_count()} cores" if device.type == "cpu" else "with its GPU"
         self.view.message(
             f"about {readable_time(seconds)} on this machine ({cores}): "
-            f"{config.updates - progress.update} updates of {config.images_per_update} images, "
-            f"{validations(config) + 1} validations of {len(plan.validation)} photos"
+            f"{count_of(config.updates - progress.update, 'update')} of "
+            f"{count_of(config.images_per_update, 'image')}, "
+            f"{count_of(validations(config) + 1, 'validation')} of "
+            f"{count_of(len(plan.validation), 'photo')}"
         )
 
     def _over(self, ahead: float) -> bool:

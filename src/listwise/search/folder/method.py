@@ -131,7 +131,7 @@ class FolderMethod(SearchMethod):
             if search is None:
                 on_note(
                     f"exact search through {entries} descriptors needs more memory or time than "
-                    "it may: building a compressed search"
+                    "the limits allow: building a compressed search"
                 )
             search, tuned = _tuned(search, intent, rows)
         self._chosen = rows, search
