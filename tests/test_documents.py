@@ -28,7 +28,7 @@ ALONE = [path for path in DOCUMENTS if path.name not in OTHERS and path.parent.n
 SMALL = {"backbone": "test_resnet.r160_in1k", "weights": "random", "updates": 2, "workers": 0}
 SMALL["device"] = "cpu"
 QUICK = {**SMALL, "batch_size": 16, "crops": {"size": 64}}
-OF_OTHERS = {"--nnodes", "--epochs", "--batch"}  # of torchrun, and of the scripts of other projects
+OF_OTHERS = {"--nnodes", "--epochs", "--batch", "--torch-backend"}  # of torchrun, uv and others
 OPTIONS = {
     option
     for command in all_commands().values()
