@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from listwise.data.headers import MAX_PARTS
 from listwise.data.images import ORIENTATION_TAG, ImageError, clip_box, exif_orientation, opened
 from listwise.data.photos import (
     THUMBNAIL_SIDE,
@@ -147,7 +148,8 @@ def usual_jpeg(content: bytes) -> tuple[tuple[int, int], bool] | None:
     """
     place, turned, size = 2, False, (0, 0)
     # The decoder of a GPU does not report a truncated file.
-    while content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9"):
+    whole = content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
+    for _ in range(MAX_PARTS if whole else 0):
         try:
             start, marker, length = struct.unpack_from(">BBH", content, place)
             segment = content[place + 4 : place + 2 + length]

@@ -2,6 +2,7 @@
 
 import math
 import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from PIL import (  # each registers its format; `Image.init` would import every 
     features,
 )
 
+from listwise.data.headers import MAX_PARTS, has_bounded_header
 from listwise.errors import InputError
 from listwise.optional import MissingDependencyError, requires
 from listwise.progress import count_of
@@ -411,6 +413,7 @@ def reading_errors(path: Source) -> Iterator[None]:
         # Descriptor files, indexes and JSON store text, which cannot hold such a path.
         raise ImageError(path, "the path is not UTF-8: rename the file or its folder")
     try:
+        _check_regular(path)
         yield
     except ImageError:
         raise
@@ -432,6 +435,8 @@ def _identify(path: Source, file: BinaryIO) -> ImageFile.ImageFile:
     """
     file.seek(0)
     factory = _plugin(path, file.read(_PREFIX))
+    if not has_bounded_header(file):
+        raise ImageError(path, f"has more than {MAX_PARTS} parts beside its pixels")
     file.seek(0)
     # Without the name, which would map some files into memory, where TIFF files are not turned.
     image = factory(file, "")
@@ -479,6 +484,14 @@ def read_image_file(path: str | Path) -> bytes:
         if not first.startswith(b"\xff\xd8\xff"):
             _plugin(path, first[:_PREFIX])
         return first + file.readall()
+
+
+def _check_regular(path: Source) -> None:
+    """Raise an `ImageError` for a pipe, which has no end; opening it would wait for a writer."""
+    if isinstance(path, str | Path):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ImageError(path, "is not a regular file")
 
 
 def exif_orientation(image: Image.Image) -> int:
