@@ -200,6 +200,7 @@ MISTAKES = [
     ("t.csv", BOX + "nan 2 3 4\n", "x0 < x1"),
     ("t.csv", f"{CORNERS},y1\na.jpg,x,1,,2,2\n", "not four numbers"),
     ("t.csv", f"{CORNERS}\na.jpg,x,1,1,2\n", "no column y1"),
+    ("t.csv", "path,label,path\na.jpg,x,b.jpg\n", "several columns are called path"),
     ("t.csv", f"{CORNERS},y1,box\na.jpg,x,1,1,2,2,\n", "keep one"),
     ("t.parquet", "path,label", "not readable as Parquet"),
     ("t.txt", "\n \n", "empty"),
@@ -215,6 +216,15 @@ MISTAKES = [
 def test_mistakes_are_explained(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     assert reason in error_of(tmp_path / name)
+
+
+def test_a_small_table_with_very_many_rows_is_refused_at_once(tmp_path):
+    path = tmp_path / "t.parquet"
+    zeros = pa.array(np.zeros(20_000_001, np.int8))
+    cells = pa.DictionaryArray.from_arrays(zeros, ["a.jpg"])
+    pq.write_table(pa.table({"path": cells, "label": cells}), path)
+    assert path.stat().st_size < 1_000_000
+    assert "20,000,001 rows; give tables of at most 20,000,000" in error_of(path)
 
 
 def test_mistakes_in_cells_of_parquet_tables_are_located(tmp_path):

@@ -41,6 +41,8 @@ from listwise.files import read_text
 from listwise.optional import requires
 from listwise.progress import count_of
 
+# Each takes about 400 bytes of memory.
+MAX_ROWS = 20_000_000
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 _PHOTOS = (
@@ -213,6 +215,8 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
     """Read a table; its readers yield where a row is and its cells, first those with the names."""
     cells = _csv_cells(source) if source.suffix.lower() == ".csv" else _parquet_cells(source)
     _, columns = next(cells)
+    if twice := [name for name, times in Counter(columns).items() if times > 1]:
+        raise InputError(f"{source}: several columns are called {twice[0]}: keep one of them")
     labels = _label_columns(source, columns) if need_label else []
     required = ["path", *labels]
     missing = [name for name in required if name not in columns]
@@ -309,17 +313,21 @@ def _parquet_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+    numbers = count(1)
     try:
-        table = pq.ParquetFile(source).read()
+        with pq.ParquetFile(source) as file:
+            if file.metadata.num_rows > MAX_ROWS:  # a small file may have billions of equal rows
+                raise InputError(
+                    f"{source}: {file.metadata.num_rows:,} rows; give tables of at most "
+                    f"{MAX_ROWS:,} rows"
+                )
+            yield "the schema", file.schema_arrow.names
+            for batch in file.iter_batches(65536):
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield f"row {next(numbers)}", row
     except (pa.ArrowException, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{source}: not readable as Parquet ({reason})") from None
-
-    yield "the schema", table.column_names
-    numbers = count(1)
-    for batch in table.to_batches(max_chunksize=65536):
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield f"row {next(numbers)}", row
 
 
 def _box_reader(
