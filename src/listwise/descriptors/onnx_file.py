@@ -21,11 +21,14 @@ INPUT: Final = "images"
 # The descriptors before the whitening; a file without a whitening has only the first output.
 DESCRIPTORS, UNWHITENED = "descriptors", "unwhitened"
 MEAN, PROJECTION = "whitening.mean", "whitening.projection"
+_CHECKSUM: Final = f"{KEY}.checksum"
 _LARGEST: Final = 2**31 - 1  # bytes of a protobuf message, as which ONNX files are stored
 
 
 class OnnxInfo(ModelInfo):
     """The settings in an ONNX file: JSON in its metadata, under the key `listwise`.
+
+    Another key has the checksum of this text and of everything else in the file.
 
     The mean and standard deviation of `network` are part of the graph.
 
@@ -34,14 +37,12 @@ class OnnxInfo(ModelInfo):
         network_dim: the length of the descriptors before the whitening.
         precision: "float32", or "int8" for a quantized network.
         fingerprint: the fingerprint of the network.
-        checksum: SHA-256 of the weights in the file.
     """
 
     dim: int
     network_dim: int
     precision: Literal["float32", "int8"] = "float32"
     fingerprint: str
-    checksum: str = ""
 
 
 class OnnxNet(Network):
@@ -84,7 +85,7 @@ def write_onnx(path: Path, graph: Any, info: OnnxInfo, whitening: Whitening | No
     Args:
         path: the file to write.
         graph: an `onnx.ModelProto` with the input `images` and the output `descriptors`.
-        info: the settings; the checksum is computed here.
+        info: the settings.
         whitening: the whitening to add.
 
     Raises:
@@ -93,9 +94,11 @@ def write_onnx(path: Path, graph: Any, info: OnnxInfo, whitening: Whitening | No
     if whitening is not None:
         _add_whitening(graph, whitening)
     graph.producer_name = "listwise"
-    stored = info.model_copy(update={"checksum": checksum(graph)})
     del graph.metadata_props[:]
-    graph.metadata_props.add(key=KEY, value=stored.model_dump_json())
+    settings = info.model_dump_json()
+    sums = {KEY: settings, _CHECKSUM: checksum(graph, settings)}
+    for key, value in sums.items():
+        graph.metadata_props.add(key=key, value=value)
     if graph.ByteSize() > _LARGEST:
         raise InputError(
             f"{path} would be larger than 2 GB, the limit of ONNX: use a smaller model"
@@ -134,15 +137,10 @@ def _add_whitening(graph: Any, whitening: Whitening) -> None:
     inner.output.extend(kept)
 
 
-def checksum(graph: Any) -> str:
-    """Return the SHA-256 of the names, types, shapes and values of all weights of a graph."""
-    from onnx import numpy_helper
-
-    digest = hashlib.sha256()
-    for weight in sorted(graph.graph.initializer, key=lambda weight: str(weight.name)):
-        values = numpy_helper.to_array(weight)
-        digest.update(f"{weight.name} {values.dtype} {values.shape}".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
+def checksum(graph: Any, settings: str = "") -> str:
+    """Return the SHA-256 of a model without metadata (graph and weights), and of settings."""
+    digest = hashlib.sha256(graph.SerializeToString(deterministic=True))
+    digest.update(settings.encode())
     return digest.hexdigest()
 
 
@@ -159,11 +157,11 @@ def read_onnx(path: Path) -> tuple[OnnxNet, Whitening | None, OnnxInfo]:
         raise InputError(f"no file {path}: write it with listwise export")
     try:
         graph = onnx.load_model_from_string(path.read_bytes())
+        metadata = {each.key: each.value for each in graph.metadata_props}
     except Exception as error:  # protobuf's errors depend on its version
         raise InputError(
             f"{path} is not an ONNX file, or is damaged: export the model again"
         ) from error
-    metadata = {each.key: each.value for each in graph.metadata_props}
     if KEY not in metadata:
         raise InputError(
             f"{path} is not an ONNX file of Listwise: write one with listwise export MODEL "
@@ -171,7 +169,10 @@ def read_onnx(path: Path) -> tuple[OnnxNet, Whitening | None, OnnxInfo]:
         )
     info, whitening = OnnxInfo.parse(metadata[KEY], path, "export the model again"), None
     try:
-        if checksum(graph) != info.checksum:
+        del graph.metadata_props[:]
+        # Weights in other files, which onnxruntime would read, have no checksum.
+        external = any(weight.data_location for weight in graph.graph.initializer)
+        if external or checksum(graph, metadata[KEY]) != metadata[_CHECKSUM]:
             raise ValueError
         if info.whitening is not None:
             weights = {each.name: each for each in graph.graph.initializer}
@@ -179,8 +180,8 @@ def read_onnx(path: Path) -> tuple[OnnxNet, Whitening | None, OnnxInfo]:
             whitening = Whitening(mean, projection, info.whitening)
     except (KeyError, ValueError) as error:
         raise InputError(
-            f"{path} is damaged or was edited: its weights do not match the checksum saved with "
-            "them; export the model again"
+            f"{path} is damaged or was edited: it does not match its checksum; export the model "
+            "again"
         ) from error
     return OnnxNet(path, info), whitening, info
 

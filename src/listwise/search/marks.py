@@ -318,9 +318,16 @@ def _split_into_groups(
     same = {mark.pair for mark in marks if mark.same} - disputed
     different = sorted({mark.pair for mark in marks if not mark.same} - disputed)
     conflicts: list[Conflict] = []
+    of_pair: dict[Pair, list[int]] = defaultdict(list)
+    for number, mark in enumerate(marks):
+        of_pair[mark.pair].append(number)
+    same_of: dict[str, set[Pair]] = defaultdict(set)  # by the first photo
+    for pair in same:
+        same_of[pair[0]].add(pair)
 
     def add_conflict(kind: ConflictKind, pairs: Collection[Pair], photos: Iterable[str]) -> None:
-        found = tuple(mark for mark in marks if mark.pair in pairs)
+        numbers = sorted(number for pair in pairs for number in of_pair[pair])
+        found = tuple(marks[number] for number in numbers)
         conflicts.append(Conflict(kind, found, tuple(sorted(photos))))
 
     for pair in sorted(disputed):
@@ -338,7 +345,7 @@ def _split_into_groups(
         names = {labels[photo] for photo in group if photo in labels}
         if len(names) > 1:
             # What each labelled photo shows is known; what the others show is not.
-            inside = {pair for pair in same if pair[0] in group}
+            inside = {pair for photo in group for pair in same_of[photo]}
             add_conflict("labels", inside, group - set(labels) - left_out)
         elif names:
             groups[names.pop()] |= group

@@ -285,15 +285,20 @@ def _add_entries(app: FastAPI, service: Service) -> None:
     limits = service.limits
 
     @app.get("/api/entries")
-    def entries(
+    async def entries(
+        request: Request,
         start: Start = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
         where: Where = None,
     ) -> Page:
         """List entries; their order is the same until the index changes."""
         chosen = as_filter(where)
-        found = service.store.entries(chosen, start, count)
-        return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
+
+        def read() -> Page:
+            found = service.store.entries(chosen, start, count)
+            return Page(entries=list(map(EntryView.of, found)), total=service.store.count(chosen))
+
+        return await service.read(read, request)
 
     @app.get("/api/entries/{key}")
     def entry(key: int) -> EntryView:
