@@ -555,11 +555,13 @@ def test_a_photo_above_the_limits_is_reduced(person, tmp_path):
     sides += "return [i.naturalWidth, i.naturalHeight]; })()"
     for path, size in {noise: (1000, 900), wide: (1500, 1000)}.items():
         visitor.put_in(path)
+        expect(visitor.page.locator("#query-name")).to_have_attribute("title", path.name)
+        visitor.wait()
         assert not visitor.page.locator("#notice").is_visible()
+        expect(visitor.page.locator("#stage-image")).to_have_js_property("complete", value=True)
         width, height = visitor.page.evaluate(sides)
         assert width / height == pytest.approx(size[0] / size[1], abs=0.01)
         assert size[0] / 2 < width <= size[0]
-        assert visitor.page.locator("#query-name").get_attribute("title") == path.name
     assert width < 1300
 
 
