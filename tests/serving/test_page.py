@@ -544,13 +544,13 @@ def test_what_is_no_photo_or_too_much(person, landmarks, tmp_path):
     assert "8 examples at most" in visitor.notice()
 
 
-def test_a_photo_above_the_limits_is_reduced(person, tmp_path):
+def test_a_photo_above_the_limits_is_reduced(person, server, tmp_path):
     noise = tmp_path / "noise.png"
     pixels = np.random.default_rng(0).integers(0, 255, (900, 1000, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(noise)
     wide = tmp_path / "wide.png"
     Image.new("RGB", (1500, 1000), "green").save(wide)
-    visitor = person()
+    visitor = person(name="Ann")
     sides = "(() => { const i = document.getElementById('stage-image'); "
     sides += "return [i.naturalWidth, i.naturalHeight]; })()"
     for path, size in {noise: (1000, 900), wide: (1500, 1000)}.items():
@@ -563,6 +563,11 @@ def test_a_photo_above_the_limits_is_reduced(person, tmp_path):
         assert width / height == pytest.approx(size[0] / size[1], abs=0.01)
         assert size[0] / 2 < width <= size[0]
     assert width < 1300
+    visitor.page.get_by_role("button", name="Add to the index").click()
+    expect(visitor.page.locator("#notice-text")).to_have_text("Added 1 photo.")
+    (added,) = Client(server.url, TOKEN).entries(where="uploaded_as = 'wide.jpg'")["entries"]
+    assert [added["width"], added["height"]] == [width, height]
+    assert Client(server.url, TOKEN).remove(added["key"])
 
 
 def test_own_photos_are_there_after_a_reload(person, asked, landmarks):

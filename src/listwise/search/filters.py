@@ -17,7 +17,7 @@ attribute is false. `!=` and `not` are true exactly where `=` or the negated exp
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -182,11 +182,18 @@ def quoted_name(name: str) -> str:
 
 def count_facets(attributes: Iterable[tuple[Mapping[str, str], int]]) -> list[Facet]:
     """The attributes of entries by name; see `Store.attributes`."""
-    columns: dict[str, _Column] = {}
+    columns: defaultdict[str, _Column] = defaultdict(_Column)
     for values, times in attributes:
         for name, value in values.items():
-            columns.setdefault(name, _Column()).count(value, times)
+            columns[name].count(value, times)
     return [columns[name].facet(name) for name in sorted(columns.keys() - {UPLOADED_AS})]
+
+
+def _date_in(text: str) -> str | None:
+    return text if _DATE.fullmatch(text) else None
+
+
+_KINDS: dict[FacetKind, Callable[[str], Any]] = {"number": number_in, "date": _date_in}
 
 
 class _Column:
@@ -194,34 +201,36 @@ class _Column:
 
     def __init__(self) -> None:
         self.counts: Counter[str] | None = Counter()
-        self.kinds: dict[FacetKind, Callable[[str], Any]] = {"number": number_in, "date": _date_in}
-        self.ends: dict[FacetKind, tuple[tuple[Any, str], tuple[Any, str]]] = {}
+        self.kind: FacetKind | None = None  # of the values so far
+        self.ends: list[tuple[Any, str]] = []  # the lowest and the highest of them
 
     def count(self, value: str, times: int) -> None:
         if self.counts is not None:
             self.counts[value] += times
             if len(self.counts) > FACET_VALUES:
                 self.counts = None
-        for kind, read in list(self.kinds.items()) if value else ():
-            found = read(value)
-            if found is None:
-                del self.kinds[kind]
-                continue
-            pair = found, value
-            low, high = self.ends.get(kind, (pair, pair))
-            self.ends[kind] = min(low, pair), max(high, pair)
+        if not value or self.kind == "text":
+            return
+        if self.kind is None:
+            kinds = (kind for kind, read in _KINDS.items() if read(value) is not None)
+            self.kind = next(kinds, "text")
+        found = _KINDS[self.kind](value) if self.kind in _KINDS else None
+        if found is None:
+            self.kind, self.ends = "text", []
+        elif not self.ends:
+            self.ends = [(found, value), (found, value)]
+        elif found < self.ends[0][0]:
+            self.ends[0] = found, value
+        elif found > self.ends[1][0]:
+            self.ends[1] = found, value
 
     def facet(self, name: str) -> Facet:
         counts = (self.counts or {}).items()
         values = tuple(sorted(counts, key=lambda pair: (-pair[1], pair[0])))
-        for kind in self.kinds.keys() & self.ends.keys():  # at most one
-            (_, low), (_, high) = self.ends[kind]
-            return Facet(name, values, kind, low, high)
-        return Facet(name, values)
-
-
-def _date_in(text: str) -> str | None:
-    return text if _DATE.fullmatch(text) else None
+        if not self.ends:
+            return Facet(name, values)
+        (_, low), (_, high) = self.ends
+        return Facet(name, values, self.kind or "text", low, high)
 
 
 class _Parser:
