@@ -55,7 +55,8 @@ class UploadFolder:
 
         Args:
             photos: the photos.
-            attributes: the attributes of each photo. Others of a photo that was added before stay.
+            attributes: the attributes of each photo; an empty text removes one. Others of a photo
+                that was added before stay.
             exif: also add the attributes of `PhotoFile.exif`.
         """
         names = [self._name(photo.getvalue()) for photo in photos]
@@ -65,14 +66,16 @@ class UploadFolder:
         generation = self.index.generation
         known = generation.store.get(list(map(entry_key, paths)))
         before = {entry.id: entry.attributes for entry in known.values()}
+
+        def merged(name: str, photo: Upload) -> dict[str, str]:
+            found = {UPLOADED_AS: photo.name, **before.get(PREFIX + name, {}), **given[name]}
+            return {attribute: text for attribute, text in found.items() if text}
+
         images = Images(
             paths=tuple(map(str, paths.values())),
             ids=tuple(paths),
             boxes=None,
-            attributes=tuple(
-                {UPLOADED_AS: photo.name, **before.get(PREFIX + name, {}), **given[name]}
-                for name, photo in contents.items()
-            ),
+            attributes=tuple(merged(name, photo) for name, photo in contents.items()),
         )
         with self._changing(contents):
             for path, photo in zip(paths.values(), contents.values(), strict=True):
