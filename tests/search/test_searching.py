@@ -95,6 +95,18 @@ def test_a_photo_is_decoded_once_for_search_and_verification(searcher, index, ph
     assert decoded == [path]
 
 
+def test_a_photo_of_the_index_has_its_descriptor_there_and_is_not_decoded(
+    searcher, index, photos, monkeypatch
+):
+    path = photos / "class3" / "2.jpg"
+    given = [path, io.BytesIO(path.read_bytes())]
+    monkeypatch.setattr(searching, "decode_photo", None)
+    for photo in given:
+        (found,) = searcher.search(index.generation, [Query([photo], [None])])
+        assert found.page[0].id == "class3/2.jpg"
+        assert found.page[0].score == pytest.approx(1.0, abs=1e-6)
+
+
 def test_a_query_that_nobody_waits_for_is_not_refined(searcher, index, refined):
     calls, before = refined
     first, second, third = queries = [by_entry(number) for number in range(3)]

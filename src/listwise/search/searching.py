@@ -24,9 +24,10 @@ from listwise.data.images import (
     check_original_side,
     decoding_pixels,
     image_size,
+    read_image_file,
     reduced_size,
 )
-from listwise.data.photos import decode_photo, open_photo
+from listwise.data.photos import decode_photo, open_photo, photo_digest
 from listwise.errors import InputError
 from listwise.machine import core_count
 from listwise.search.entries import Float32, NoEntryError, key_of
@@ -292,10 +293,20 @@ class Searcher:
             self._keep(generation, example, example.row)
 
     def _known(self, generation: Generation, example: _Example) -> Float32 | None:
-        """The descriptor of a photo that is searched for again after its results were marked."""
-        if not example.query.options.marked or example.query.options.rerank:
-            return None
-        return self._recent.get(_name(generation, example))
+        """The descriptor of a photo of the index, or of one whose results have been marked."""
+        if example.query.options.rerank or example.error is not None:
+            return None  # verification decodes the photo in any case
+        if example.query.options.marked:
+            row = self._recent.get(_name(generation, example))
+            if row is not None:
+                return row
+        # The GPU that described the photo may have decoded it with other rounding errors.
+        with suppress(ImageError):
+            digest = _digest(example)
+            entry = generation.store.with_digests([digest]).get(digest)
+            if entry is not None:
+                return generation.store.vectors([entry.key])
+        return None
 
     def _keep(self, generation: Generation, example: _Example, row: Float32) -> None:
         name = _name(generation, example)
@@ -386,6 +397,16 @@ def _marked(generation: Generation, query: Query) -> tuple[list[int], list[int]]
         same += [key for key in mine if key not in taken]
         different += [key for key in theirs if key not in taken]
     return same, different
+
+
+def _digest(example: _Example) -> str:
+    """Return the digest that the file of a query has in an index; empty for a photo in memory."""
+    photo = example.photo
+    if isinstance(photo, BytesIO):
+        return photo_digest(photo.getvalue(), example.box)
+    if isinstance(photo, str | Path):
+        return photo_digest(read_image_file(photo), example.box)
+    return ""
 
 
 def _name(generation: Generation, example: _Example) -> Hashable | None:
