@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from mutations import encoded_photos, mutate
-from serving_examples import TOKEN, Process
+from serving_examples import TOKEN, Process, numbers
 
 from listwise.search.entries import entry_key
 from listwise.serving.upload_folder import LOCK
@@ -45,7 +45,7 @@ def healthy_and_within_its_memory(server):
     """After each test the server answers, and has used no more memory than it announced."""
     yield
     assert server.client.get("/health").status_code == 200
-    bound = float(re.search(r"up to ([\d.]+) GB under full load", server.said)[1]) * 1e9
+    bound = numbers(server.client)["listwise_maximum_memory_bytes"]
     status = Path(f"/proc/{server.popen.pid}/status").read_text()
     assert int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 < bound
 

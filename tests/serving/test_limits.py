@@ -26,6 +26,7 @@ from serving_examples import (
     connect,
     encoded,
     head,
+    numbers,
     search,
     serving,
     slowness,
@@ -69,7 +70,7 @@ def client_of(server, address=None, connections=64):
 def test_huge_photos_neither_stop_the_server_nor_fill_its_memory(server, photos, pool):
     """At the limit of concurrent requests of an address, with the photos that cost most."""
     slow = slowness()
-    bound = float(re.search(r"up to ([\d.]+) GB under full load", server.said)[1]) * 1e9
+    bound = numbers(server.client)["listwise_maximum_memory_bytes"]
     # An allocation beyond what was announced fails; libraries and stacks are mapped already.
     space = int(memory(server, "VmSize") + bound)
     resource.prlimit(server.popen.pid, resource.RLIMIT_AS, (space, space))

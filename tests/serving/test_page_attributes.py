@@ -1,6 +1,7 @@
 """The page for one person: names, filters by attributes, photos that are added, and its link."""
 
 import re
+from pathlib import Path
 
 import pytest
 from browser import PHONE, Person
@@ -86,6 +87,29 @@ def test_numbers_dates_and_texts_are_filtered(newcomer, shop, library):
     expect(page.locator("#summary")).to_contain_text("matches")
     expect(page.get_by_label("price to")).to_have_value("5")
     assert visitor.fits()
+
+
+def test_nothing_on_a_desktop_touches_or_is_cut_off(newcomer, library):
+    visitor = newcomer(viewport={"width": 1280, "height": 800})
+    visitor.put_in(library[1] / "a" / "0003.jpg")
+    places = "['filters', 'summary', 'results'].map(id => document.getElementById(id)"
+    filters, summary, results = visitor.page.evaluate(f"{places}.getBoundingClientRect().toJSON())")
+    assert filters["bottom"] + 8 <= summary["top"]
+    assert summary["bottom"] + 4 <= results["top"]
+    # The numbers of a result in the narrowest tile there can be.
+    cut_off = visitor.page.evaluate(
+        """() => {
+          const tile = document.querySelector("#results .tile");
+          tile.style = "flex: none; width: 110px";
+          const points = document.createElement("span");
+          points.className = "points";
+          points.innerHTML = '<svg class="icon"></svg>1234';
+          tile.querySelector(".marks").append(points);
+          const [inner, outer] = [points, tile].map((each) => each.getBoundingClientRect());
+          return inner.right > outer.right || inner.top < outer.top;
+        }"""
+    )
+    assert not cut_off
 
 
 def test_names_tell_photos_of_several_folders_apart(newcomer, library):
@@ -183,6 +207,11 @@ def test_the_link_of_edit_allows_changes(browser, library, start, tmp_path, monk
 def test_without_edit_nothing_is_changed_or_opened(library, start):
     served = start(library[1] / "index")
     assert "#" not in served.said
+    # The memory that it announces is what it has.
+    status = Path(f"/proc/{served.popen.pid}/status").read_text()
+    used = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+    said = float(re.search(r"using ([\d.]+) GB of memory", served.said)[1]) * 1e9
+    assert said == pytest.approx(used, rel=0.3, abs=1e8)
     refused = served.client.patch("/api/entries/1", files={"attributes": (None, "{}")})
     assert refused.status_code == 403
     assert "--edit" in refused.json()["error"]

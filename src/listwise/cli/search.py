@@ -262,18 +262,18 @@ def serve(
                 from listwise.serving.engine import prepare
 
                 now, most = prepare(opened, limits)
-                app = create_app(opened, settings)
+                app = create_app(opened, settings, most)
             anywhere = host in ("0.0.0.0", "::")
             shown = "localhost" if anywhere else f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}"
             others = " and all other addresses of this machine" if anywhere else ""
             link = f"{address}/#token={quote(token)}" if edit and token else address
-            memory = f" ({now / 1e9:.1f} GB of memory, up to {most / 1e9:.1f} GB under full load)"
+            memory = f" using {now / 1e9:.1f} GB of memory" if now else ""
             # Others require a token, which `listwise search` does not have.
             found = announce(index, address, settings.instance) if settings.local else nullcontext()
             with found:
                 photos = count_of(len(opened), "photo")
-                typer.echo(f"serving {photos} of {index} at {link}{others}{memory if now else ''}")
+                typer.echo(f"serving {photos} of {index} at {link}{others}{memory}")
                 opens = output.console.is_terminal and edit and settings.local
                 if output.console.is_terminal:
                     output.say("press Ctrl-C to stop")

@@ -197,18 +197,21 @@ class Failure(BaseModel):
     error: str
 
 
-def create_app(index: Index, settings: ServeSettings) -> FastAPI:
+def create_app(index: Index, settings: ServeSettings, memory: int = 0) -> FastAPI:
     """The ASGI app of a server; `server_config` has the uvicorn settings that belong to it.
 
     Args:
         index: the index to serve.
         settings: settings of the server.
+        memory: its maximum memory in bytes, for the metrics; 0 if it is not known.
 
     Examples:
         >>> app = create_app(open_index("shop"), ServeSettings())     # doctest: +SKIP
         >>> uvicorn.Server(server_config(app, Limits())).run()         # doctest: +SKIP
     """
     service = Service(index, settings)
+    what = "Maximum memory of the server, if clients use all limits at the same time"
+    service.metrics.watch("maximum_memory_bytes", what, lambda: memory)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
