@@ -8,7 +8,6 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -154,11 +153,8 @@ def matching_points(store: PhotoStore, pairs: Sequence[tuple[int, int]]) -> Iter
     """Yield the matching points of each pair of photos."""
     compare = _open_photos(str(store.path), store.count)
     for one, two in pairs:
-        # As they were compared: the other order may give a few inliers more or less.
-        found = compare(min(one, two), max(one, two))
-        if one > two:
-            found = replace(found, query_points=found.points, points=found.query_points)
-        yield found
+        # As they were compared: what is `overlaid` depends on the order of the photos.
+        yield compare(one, two) if one < two else compare(two, one).inverse()
 
 
 def overlaid(

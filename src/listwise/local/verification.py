@@ -25,6 +25,8 @@ TOLERANCE = 0.02  # maximum error of an inlier, relative to the extent of the po
 HYPOTHESES = 1024
 REFINED_HYPOTHESES = 8  # number of best hypotheses that are fitted to their inliers
 MIN_INLIERS = 4
+REFINEMENTS = 3  # fits of the best transform to its nearest inliers
+NEAR = 3.0  # maximum error of these, relative to the median error
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +45,18 @@ class Verification:
     points: Float32
     transform: Float64
 
+    def inverse(self) -> "Verification":
+        """Return the same result with the two photos exchanged."""
+        back = np.linalg.inv(self.transform)
+        return Verification(self.inliers, self.points, self.query_points, back / back[2, 2])
+
 
 def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Verification:
     """Find the transform on which most pairs of features agree.
 
     The shapes of each pair give one affine transform. The best of these are fitted to the pairs
     that agree with them, first as affine transforms, then as homographies. The result is
-    deterministic.
+    deterministic, and `verify(other, query)` gives the same one with the inverse transform.
 
     Args:
         query: features of the query.
@@ -63,8 +70,11 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
     """
     if pairs is None:
         pairs = nearest_pairs(query.descriptors, other.descriptors)
+    if _swapped(query.points, other.points):
+        return verify(other, query, pairs[:, ::-1]).inverse()
     if len(pairs) < MIN_INLIERS:
         return _no_match()
+    pairs = pairs[np.lexsort(pairs.T)]
     one, two = pairs.T
     start, end = query.points[one].astype(np.float64), other.points[two].astype(np.float64)
     matched = PointPairs(
@@ -81,6 +91,7 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
     chosen = _one_to_one(pairs, inliers, matched.errors(best[None])[0])
     if len(chosen) < MIN_INLIERS:
         return _no_match()
+    best = _refined(matched, best, chosen)
     return Verification(
         len(chosen), query.points[one[chosen]], other.points[two[chosen]], best / best[2, 2]
     )
@@ -89,10 +100,13 @@ def verify(query: Features, other: Features, pairs: Pairs | None = None) -> Veri
 def nearest_pairs(query: Float32, other: Float32, max_ratio: float = MAX_RATIO) -> Pairs:
     """Return the mutual nearest neighbors of unit descriptors that pass the ratio test: [m, 2].
 
-    `max_ratio` is the maximum ratio of the distances to the nearest and second nearest feature.
+    `max_ratio` is the maximum ratio of the distances to the nearest and second nearest feature of
+    the photo with more features. The order of the two photos makes no difference.
     """
     if len(query) < 2 or len(other) < 2:
         return np.zeros((0, 2), np.int64)
+    if _swapped(query, other):
+        return nearest_pairs(other, query, max_ratio)[:, ::-1]
     pairs, first, products = _mutual_nearest(query, other)
     block = products[pairs[:, 0]]
     block[np.arange(len(pairs)), pairs[:, 1]] = -1
@@ -130,6 +144,11 @@ def verifier_for(extractor: str) -> Callable[[Features, Features], Verification]
     """Return the function that verifies two photos with features of the extractor of this name."""
     pairs: Callable[..., Pairs] = similar_pairs if extractor.startswith("delf-") else nearest_pairs
     return lambda one, two: verify(one, two, pairs(one.descriptors, two.descriptors))
+
+
+def _swapped(query: Float32, other: Float32) -> bool:
+    """Whether two photos are compared in the other order, so that both orders give one result."""
+    return (len(query), query.tobytes()) > (len(other), other.tobytes())
 
 
 def _frames(features: Features, rows: NDArray[np.int64]) -> Float64:
@@ -181,6 +200,30 @@ def _best(pairs: PointPairs, hypotheses: Float64) -> tuple[Float64 | None, NDArr
             most = int(numbers[first]), -int(places[first])
             best, inliers = transforms[first], fitted[first] <= 1
     return best, inliers
+
+
+def _refined(pairs: PointPairs, best: Float64, inliers: NDArray[np.int64]) -> Float64:
+    """Fit a transform to its inliers, then to the nearest of them: the tolerance is wide.
+
+    The homography is taken if it is nearer to the inliers than two more parameters explain.
+    """
+    middle = np.inf
+    for fit, more in (
+        (fit_affine, 1.0),
+        (fit_homographies, (2 * len(inliers)) ** (1 / len(inliers))),
+    ):
+        near = np.zeros((1, len(pairs.start)), bool)
+        near[0, inliers] = True
+        for _ in range(REFINEMENTS):
+            transforms, sound = fit(pairs.start, pairs.end, near)
+            if not sound[0]:
+                break
+            errors = pairs.errors(transforms)[0]
+            now = float(np.median(errors[inliers]))
+            if now * more < middle:
+                best, middle = transforms[0], now * more
+            near[0, inliers] = errors[inliers] <= NEAR**2 * now
+    return best
 
 
 def _one_to_one(pairs: Pairs, inliers: NDArray[np.bool_], errors: Float64) -> NDArray[np.int64]:
