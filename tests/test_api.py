@@ -15,6 +15,7 @@ from listwise.data import ImageError, read_images
 from listwise.descriptors import Whitening, extract
 from listwise.errors import InputError
 from listwise.models import RetrievalNet
+from listwise.training import TrainConfig
 
 OFF_THE_SHELF = "tf_efficientnet_lite0"  # its weights come with a package: no network is needed
 
@@ -94,9 +95,11 @@ def test_photos_that_cannot_be_read_are_named(
         model.encode([good, *broken])
     with pytest.raises(ImageError, match=r"nothing\.jpg: no such file"):
         model.encode(tmp_path / "nothing.jpg")
-    with pytest.raises(InputError, match=r"uint8 \[height, width, 3\], not float64 \[4, 4\]"):
+    with pytest.raises(
+        InputError, match=r"\[height, width, 3\] or \[3, height, width\], not \[4, 4\]"
+    ):
         model.encode([np.zeros((4, 4))])
-    with pytest.raises(InputError, match="a photo must be a file, a Pillow image or a uint8 array"):
+    with pytest.raises(InputError, match=r"a photo must be a file, a Pillow image, .* not int"):
         model.encode([3])
 
 
@@ -180,7 +183,9 @@ def test_several_queries_boxes_and_entries(index: listwise.Index, photos: Path) 
     paths = [photos / "class0" / "0.jpg", photos / "class4" / "1.jpg"]
     mean = index.model.encode(paths).astype(np.float64).mean(axis=0)
     # As a set: both photos have the same score.
-    assert {hit.id for hit in index.search(paths, k=5)} == set(nearest(index, mean, 5))
+    assert {hit.id for hit in index.search(paths, k=5, average=True)} == set(
+        nearest(index, mean, 5)
+    )
 
     with Image.open(paths[0]) as image:
         part = index.model.encode(image.crop((4, 8, 50, 60)))
@@ -241,7 +246,8 @@ def test_a_model_that_is_gone_or_has_changed(photos: Path, model_folder: Path, t
 
 def test_an_unsaved_model_has_to_be_given_again(photos: Path, model_folder: Path, tmp_path) -> None:
     model = listwise.Model(RetrievalNet.load(model_folder))
-    listwise.open_index(tmp_path / "shop", model).close()
+    with listwise.open_index(tmp_path / "shop", model) as index:
+        index.add(photos / "class1" / "0.jpg")
     with (
         listwise.open_index(tmp_path / "shop") as index,
         pytest.raises(InputError, match="was never saved: give it as `model`"),
@@ -306,6 +312,169 @@ def test_photos_are_removed_by_id_key_entry_and_file(index: listwise.Index, phot
         index.search([photos / "class1" / "0.jpg"] * 2, box=[None])
 
 
+def test_an_entry_is_found_by_id_key_and_file(index: listwise.Index, photos: Path) -> None:
+    entry = index["class2/3.jpg"]
+    assert entry == index[entry.key] == index[photos / "class2" / "3.jpg"]
+    for name in (entry, entry.id, entry.key, photos / "class2" / "3.jpg", str(entry.path)):
+        assert name in index
+    for name in ("class2/99.jpg", 7, photos / "class2", photos / "none.jpg", None, 0.5):
+        assert name not in index
+    with pytest.raises(InputError, match="has no photo class2/99"):
+        index["class2/99.jpg"]
+    with pytest.raises(InputError, match="class2 is 6 photos: give the id of one entry"):
+        index[photos / "class2"]
+    assert entry in list(index)
+
+
+def test_several_queries_have_a_list_of_hits_each(index: listwise.Index, photos: Path) -> None:
+    paths = [photos / "class0" / "0.jpg", photos / "class4" / "1.jpg"]
+    alone = [[hit.id for hit in index.search(path, k=4)] for path in paths]
+    vectors = index.model.encode(paths)
+    for queries in (paths, vectors, torch.from_numpy(vectors), [paths[0].read_bytes(), paths[1]]):
+        assert [[hit.id for hit in hits] for hits in index.search(queries, k=4)] == alone
+    assert [hit.id for hit in index.search(torch.from_numpy(vectors[1]), k=4)] == alone[1]
+    assert index.search([]) == []
+    boxed = index.search(paths, k=4, box=[(4, 8, 50, 60), None])
+    assert [hit.id for hit in boxed[1]] == alone[1]
+    assert [hit.id for hit in boxed[0]] == [
+        hit.id for hit in index.search(paths[0], k=4, box=(4, 8, 50, 60))
+    ]
+
+
+def test_descriptors_of_any_length_are_scaled(index: listwise.Index, photos: Path) -> None:
+    row = index.model.encode(photos / "class1" / "1.jpg")
+    for factor in (26.65, 1e-3):
+        hits = index.search(factor * row, k=5)
+        assert hits[0].score == pytest.approx(1, abs=1e-4)
+        assert [hit.id for hit in hits] == [hit.id for hit in index.search(row, k=5)]
+    for wrong in (0 * row, np.nan * row):
+        with pytest.raises(InputError, match="a descriptor is zero or not finite"):
+            index.search(wrong)
+
+
+def test_hits_are_a_flat_table_with_numbers(
+    photos: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"path": sorted(map(str, (photos / "class0").iterdir()))})
+    rows["price"], rows["weight"], rows["code"] = range(6), 1.5, "007"
+    with listwise.open_index(tmp_path / "shop", model_folder) as index:
+        index.add(rows, ids=[f"p{n}" for n in range(6)], attributes={"shop": "A", "id": "x"})
+        hits = index.search(rows["path"][2], k=3, where="price < 5")
+
+    table = pandas.DataFrame(hits)
+
+    assert list(table.columns) == [
+        *("id", "path", "width", "height", "score"),
+        *("price", "weight", "code", "shop", "attributes.id"),
+    ]
+    assert (table["price"].dtype, table["weight"].dtype) == (np.dtype("int64"), np.dtype(float))
+    assert set(table["code"]) == {"007"}
+    assert table["id"][0] == hits[0].id == hits[0]["id"] == "p2"
+    assert dict(hits[0])["price"] == 2
+
+
+def test_photos_are_added_with_ids_and_attributes(
+    photos: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    paths = sorted((photos / "class0").iterdir())
+    with listwise.open_index(tmp_path / "shop", model_folder) as index:
+        index.add([{"path": paths[0], "price": 3}, {"path": str(paths[1]), "price": 9.5}])
+        assert [hit.id for hit in index.search(paths[0], where="price > 5")] == [str(paths[1])]
+        index.add(paths[2:4], ids=["a", "b"], attributes=[{"price": 1}, {"price": None}])
+        assert (index["a"].attributes, index["b"].attributes) == ({"price": "1"}, {})
+        for wrong, reason in (
+            ({"ids": ["a"]}, "`ids` has 1 values for 2 photos: give one per photo"),
+            ({"ids": ["a", "a"]}, "the same id twice"),
+            ({"attributes": [{}]}, "`attributes` has 1 values for 2 photos"),
+        ):
+            with pytest.raises(InputError, match=reason):
+                index.add(paths[4:], **wrong)
+        with pytest.raises(InputError, match="need one list, folder or table"):
+            index.add([paths[4], photos], ids=["a"])
+        for wrong in (Image.new("RGB", (8, 8)), None, 3, [None], np.zeros((8, 8, 3))):
+            with pytest.raises(InputError, match="stores the paths of its photos: add files"):
+                index.add(wrong)
+
+
+def test_a_new_index_is_created_when_photos_are_added(
+    photos: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    with listwise.open_index(tmp_path / "typo", model_folder) as index:
+        assert len(index) == 0
+        assert "a.jpg" not in index
+        assert "typo', 0 photos" in repr(index)
+        assert "typo" in index._repr_html_()
+        for read in (lambda: index.search(photos / "class0" / "0.jpg"), index.info, index.entries):
+            with pytest.raises(InputError, match=r"no index at .*typo: add photos first"):
+                read()
+        with pytest.raises(InputError, match="nowhere"):
+            index.add("nowhere")
+        assert not (tmp_path / "typo").exists()
+        assert len(index.add(photos / "class0").added) == 6
+        assert index.search(photos / "class0" / "0.jpg", k=1)[0].id == "0.jpg"
+    with listwise.open_index(tmp_path / "typo") as again:
+        assert len(again) == 6
+
+
+def test_a_notebook_shows_pictures_and_escapes_names(
+    index: listwise.Index, photos: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / "<b>&.jpg"
+    shutil.copy(photos / "class0" / "0.jpg", odd)
+    with Image.open(odd) as image:
+        image.rotate(90).save(odd)
+    index.add([odd])
+    hits = index.search(odd, k=3)
+    shown = hits._repr_html_()
+    assert shown.count('<img src="data:image/jpeg;base64,') == 3
+    assert "&lt;b&gt;&amp;.jpg" in shown
+    assert "<b>" not in shown
+    assert index._repr_html_().count("<img") == 12
+
+
+def test_a_class_that_needs_something_else_says_what(index: listwise.Index) -> None:
+    with pytest.raises(InputError, match=r"listwise\.load"):
+        listwise.Model("resnet50")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"listwise\.open_index"):
+        listwise.Index("shop")  # type: ignore[arg-type]
+    for wrong in (3, None, [3]):
+        with pytest.raises(InputError, match=r"a photo must be|nothing to search for"):
+            index.search(wrong)
+        with pytest.raises(InputError, match="a photo must be"):
+            index.model.encode(wrong)
+
+
+def test_vectors_are_compared_and_a_model_moves(photos: Path, model_folder: Path) -> None:
+    model = listwise.load(model_folder, "cpu")
+    paths = sorted((photos / "class0").iterdir())
+    vectors = model.encode(paths)
+    scores = model.similarity(vectors, vectors[1])
+    np.testing.assert_allclose(scores, vectors @ vectors[1:2].T, atol=1e-5)
+    scores = model.similarity(torch.from_numpy(5 * vectors), vectors[:2])
+    np.testing.assert_allclose(scores, vectors @ vectors[:2].T, atol=1e-5)
+    with pytest.raises(InputError, match="descriptors must be numbers"):
+        model.similarity(["a.jpg"], vectors)
+    assert model.to("cpu") is model
+    with pytest.raises(InputError):
+        model.to("tpu")
+    for size in (1, 4, 100):
+        np.testing.assert_allclose(model.encode(paths, batch_size=size), vectors, atol=2e-6)
+        in_memory = [Image.open(path) for path in paths]
+        mixed = model.encode([*in_memory[:3], *paths[3:]], batch_size=size)
+        np.testing.assert_allclose(mixed, vectors, atol=2e-6)
+    batch = np.stack([np.asarray(image.convert("RGB").resize((40, 30))) for image in in_memory])
+    whole = model.encode(torch.from_numpy(batch).permute(0, 3, 1, 2) / 255, show_progress=False)
+    np.testing.assert_allclose(whole, model.encode(list(batch)), atol=2e-6)
+    with pytest.raises(InputError, match="`batch_size` must be 1 or more"):
+        model.encode(paths, batch_size=0)
+    sizes: list[int] = []
+    hook = model.net.register_forward_pre_hook(lambda net, given: sizes.append(len(given[0])))
+    model.encode(batch, batch_size=4)
+    hook.remove()
+    assert sizes == [4, 2]
+
+
 SMALL = {
     "backbone": TINY_NET,
     "weights": "random",
@@ -336,8 +505,8 @@ def test_training_gives_a_run_with_its_model_and_metrics(
     assert listwise.load("runs/photos").fingerprint == run.model.fingerprint
     assert run.model.calibration.source == f"validation photos of {photos.resolve()}"
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(InputError, match="contains a run already"):
-        listwise.train("photos", **SMALL)
+    with pytest.raises(InputError, match=r'runs/photos contains a run.*resume="runs/photos"'):
+        listwise.train("photos", "runs/photos", **SMALL)
     with pytest.raises(InputError, match="unknown setting 'bakbone'"):
         listwise.train("photos", "runs/b", bakbone="resnet18")
 
@@ -370,3 +539,43 @@ def test_training_with_parts_of_ones_own(photos: Path, tmp_path: Path, capsys) -
     again = listwise.load(tmp_path / "run", pooling=Median())
     path = photos / "class0" / "0.jpg"
     np.testing.assert_allclose(again.encode(path), run.model.encode(path), atol=2e-6)
+
+
+def test_a_second_run_has_a_number_and_an_interrupted_one_is_resumed(
+    photos: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(backbone=TINY_NET, weights="random", updates=3, validate_every=1)
+    machine = {"workers": 0, "device": "cpu"}
+
+    def stop(descriptors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if (tmp_path / "runs").exists() and len(list((tmp_path / "runs").iterdir())) == 3:
+            raise KeyboardInterrupt
+        return descriptors.square().sum() * 0 + descriptors[:, 0].sum()
+
+    folders = [listwise.train(photos, config=config, **machine).folder for _ in range(2)]
+    assert folders == [Path("runs/photos"), Path("runs/photos2")]
+    (tmp_path / "config.yaml").write_text("updates: 2\n")
+    with pytest.raises(KeyboardInterrupt):
+        listwise.train(photos, config=config, loss=stop, **machine)
+    shutil.rmtree("runs/photos2")
+    run = listwise.train(resume="runs/photos3", loss=stop)
+    assert (run.folder, run.result.updates) == (Path("runs/photos3"), 3)
+    assert run.model.dim
+    html = run._repr_html_()
+    assert "runs/photos3" in html
+    assert "validation mAP" in html
+    again = listwise.train(resume="runs/photos")
+    assert again.result.updates == 3
+    for wrong in ({"updates": 5}, {"run_folder": "x"}, {"config": config}):
+        with pytest.raises(InputError, match="`resume` uses the settings of the run"):
+            listwise.train(resume="runs/photos", **wrong)
+    with pytest.raises(InputError, match="give one of `photos`, `from_index` and `resume`"):
+        listwise.train(photos, resume="runs/photos")
+
+
+def test_photos_to_train_on_are_named(photos: Path, model_folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"path": ["a.jpg"] * 500, "label": ["a"] * 500})
+    with pytest.raises(InputError, match="not DataFrame: write a DataFrame to a file"):
+        listwise.train(frame)

@@ -4,7 +4,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from listwise.errors import InputError
+from listwise.errors import InputError, validated
+from listwise.search.options import SearchHow, SearchOptions
 from listwise.settings import NESTED, CropSettings, TrainConfig, make_config, read_settings
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper.yaml"
@@ -41,8 +42,8 @@ def test_the_defaults_are_those_of_section_4_2():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("batchsize: 3", ["'batchsize'", "batch_size", "learning_rate"]),
-        ("crops: {sise: 3}", ["'crops.sise'", "min_area", "size"]),
+        ("batchsize: 3", ["'batchsize'", "did you mean batch_size?"]),
+        ("crops: {sise: 3}", ["'crops.sise'", "did you mean size?"]),
         ("batch_size: many", ["batch_size", "integer"]),
         ("batch_size: 1", ["batch_size", "2"]),
         ("crops: {size: 2}", ["crops.size", "8"]),
@@ -50,7 +51,7 @@ def test_the_defaults_are_those_of_section_4_2():
         ("crops: {min_area: 0.9, max_area: 0.2}", ["crops", "min_area 0.9 is larger"]),
         ("loss: hinge", ["loss: unknown loss", "ap, tie-aware, triplet"]),
         ("triplet: {form: hinge}", ["triplet.form", "'margin'", "'log-exp'"]),
-        ("contrastive: {marging: 1}", ["'contrastive.marging'", "margin, negatives"]),
+        ("contrastive: {marging: 1}", ["'contrastive.marging'", "did you mean margin?"]),
         ("micro_batch: some", ["micro_batch must be", "integer", "or ", "'auto'"]),
         ("micro_batch: 0", ["micro_batch must be", "1"]),
         ("learning_rate: .inf", ["learning_rate", "finite"]),
@@ -95,3 +96,24 @@ def test_a_config_survives_being_written_as_yaml():
     config = make_config({"patience": 3, "crops": {"size": 64}, "learning_rate": 3e-7}, "here")
     again = yaml.safe_load(yaml.safe_dump(config.model_dump()))
     assert make_config(again, "there") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("lr", "learning_rate"), ("epochs", "updates"), ("bakbone", "backbone"), ("imgsz", "crops")],
+)
+def test_an_unknown_setting_is_answered_with_the_nearest_one(name, meant):
+    with pytest.raises(InputError, match=f"unknown setting {name!r}; did you mean `{meant}`\\?$"):
+        make_config({name: 1})
+    with pytest.raises(InputError, match=r"unknown setting 'crops.sise'; did you mean `size`\?"):
+        make_config({"crops": {"sise": 8}})
+    with pytest.raises(InputError, match="unknown setting 'xyz'; the settings are val_fraction"):
+        make_config({"xyz": 1})
+
+
+@pytest.mark.parametrize(("name", "meant"), [("topk", "k"), ("filter", "where"), ("wher", "where")])
+def test_an_unknown_search_option_is_answered_with_the_nearest_one(name, meant):
+    with pytest.raises(InputError, match=f"did you mean `{meant}`"):
+        validated(SearchOptions, {name: 1})
+    typed = set(SearchHow.__annotations__) - {"like", "box", "average"}
+    assert typed == set(SearchOptions.model_fields) - {"k"}

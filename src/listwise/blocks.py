@@ -62,6 +62,27 @@ def as_queries(queries: ArrayLike) -> Vectors:
     return vectors.astype(np.result_type(vectors, np.float32), copy=False)
 
 
+def plain_array(value: Any) -> Any:
+    """Return a tensor of PyTorch, on any device, as an array; any other value as it is."""
+    if not hasattr(value, "requires_grad"):
+        return value
+    plain = value.detach().cpu()
+    return (plain.float() if plain.is_floating_point() else plain).numpy()
+
+
+def unit_rows(vectors: Any) -> NDArray[np.float32]:
+    """Return descriptors [n, C] or [C], arrays or tensors, as float32 unit rows [n, C]."""
+    rows = np.asarray(plain_array(vectors))
+    if rows.dtype.kind not in "fiu" or not 1 <= rows.ndim <= 2:
+        raise InputError("descriptors must be numbers [n, C], such as those that `encode` returns")
+    rows = np.atleast_2d(rows).astype(np.float32)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise InputError("a descriptor is zero or not finite, so it has no direction to compare")
+    found: NDArray[np.float32] = rows / lengths
+    return found
+
+
 def blocks(database: Database, queries: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
     """Iterate over a database: the position of a block's first descriptor, and the block [n, C].
 

@@ -6,13 +6,14 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from listwise.errors import InputError
 
-Photo = str | Path | bytes
+Photo = Any  # Pillow is not needed here
 Json = dict[str, Any]
 Form = tuple[list[bytes | Path], dict[str, str]]
 """The parts of a form, of which files are read while they are sent, and its headers."""
@@ -41,10 +42,11 @@ class Client:
     """Requests to a server that `listwise serve` started.
 
     Results are dictionaries with the fields that the reference at `/docs` of the server lists. A
-    photo is the path of an image file, or its bytes. Each file is read when it is sent. A request
-    is repeated if the server is busy or not reachable; each one may be repeated, because adding a
-    photo twice adds it once. A request that takes longer than `seconds` is not repeated. Proxies of
-    the environment are not used, and redirects are not followed. Threads may share a client.
+    photo is the path of an image file, its bytes, a file opened in binary mode, or a Pillow image;
+    several are a list. Each file is read when it is sent. A request is repeated if the server is
+    busy or not reachable; each one may be repeated, because adding a photo twice adds it once. A
+    request that takes longer than `seconds` is not repeated. Proxies of the environment are not
+    used, and redirects are not followed. Threads may share a client.
 
     Args:
         url: the address of the server.
@@ -61,7 +63,7 @@ class Client:
 
     Examples:
         >>> client = Client("http://127.0.0.1:8000", token="secret")      # doctest: +SKIP
-        >>> client.search(["chair.jpg"], k=5)["results"][0]["id"]         # doctest: +SKIP
+        >>> client.search("chair.jpg", k=5)["results"][0]["id"]         # doctest: +SKIP
         'photos/chair-17.jpg'
     """
 
@@ -87,25 +89,39 @@ class Client:
 
     def search(
         self,
-        photos: Photo | Sequence[Photo] = (),
+        query: Photo | Sequence[Photo] = (),
+        k: int = 10,
         *,
-        keys: Sequence[str] = (),
-        boxes: Sequence[Box | None] | None = None,
+        like: str | Sequence[str] = (),
+        box: Box | Sequence[Box | None] | None = None,
+        average: bool = False,
         **options: Any,
-    ) -> Json:
-        """Search by photos, by entries, or by both together.
+    ) -> Any:
+        """Search by a photo, by entries, or by both together, as `Index.search` does.
 
         Args:
-            photos: one photo or several.
-            keys: keys of entries that are further examples.
-            boxes: for each photo the part to search with, (x0, y0, x1, y1) in pixels, or None.
-            **options: the options of `listwise.search.SearchOptions`, such as `k` and `where`;
+            query: a photo, or a list of photos, each of which is a query.
+            k: the maximum number of results.
+            like: keys of entries that are further examples, or the only ones.
+            box: the part of the photo to search with, (x0, y0, x1, y1) in pixels; for several
+                photos a box or None for each.
+            average: several photos are one query, for one thing.
+            **options: the other options of `listwise.search.SearchOptions`, such as `where`;
                 entries are given by their keys.
+
+        Returns:
+            The results of the query, or a list with those of each photo.
         """
-        fields = _joined(options)
-        if keys:
-            fields["keys"] = list(keys)
-        if boxes is not None:
+        several = isinstance(query, list | tuple)
+        photos: Any = query if several else [query]
+        boxes: Any = box if several else [box]
+        if several and photos and not average:
+            parts = zip(photos, boxes or [None] * len(photos), strict=True)
+            return [self.search(photo, k, like=like, box=part, **options) for photo, part in parts]
+        fields = _joined(options | {"k": k})
+        if like:
+            fields["keys"] = [like] if isinstance(like, str) else list(like)
+        if boxes and any(boxes):
             fields["boxes"] = list(boxes)
         return self._json("POST", "/api/search", _form(photos, fields))
 
@@ -312,8 +328,8 @@ def _form(photos: Photo | Sequence[Photo], fields: Mapping[str, Any]) -> Form:
     first = "".join(text).encode()
     parts: list[bytes | Path] = [first]
     length = len(first)
-    for number, photo in enumerate([photos] if isinstance(photos, str | Path | bytes) else photos):
-        file = photo if isinstance(photo, bytes) else Path(photo)
+    for number, photo in enumerate(photos if isinstance(photos, list | tuple) else [photos]):
+        file = _file(photo)
         name = str(number) if isinstance(file, bytes) else file.name
         # Without what would end the header.
         name = "".join("_" if c in '"\\' or ord(c) < 32 else c for c in name)
@@ -323,6 +339,22 @@ def _form(photos: Photo | Sequence[Photo], fields: Mapping[str, Any]) -> Form:
     parts.append(f"--{boundary}--\r\n".encode())
     kind = f"multipart/form-data; boundary={boundary}"
     return parts, {"Content-Type": kind, "Content-Length": str(length + len(boundary) + 6)}
+
+
+def _file(photo: Photo) -> Path | bytes:
+    """The path of a photo, or the content of an image file."""
+    if isinstance(photo, str | Path):
+        return Path(photo)
+    if hasattr(photo, "getexif"):  # a Pillow image; Pillow itself is not needed here
+        content = BytesIO()
+        kind = "JPEG" if photo.mode in ("RGB", "L", "CMYK") else "PNG"
+        photo.save(content, kind, exif=photo.getexif(), quality=95)
+        return content.getvalue()
+    given = photo.read() if hasattr(photo, "read") else photo
+    if isinstance(given, bytes):
+        return given
+    kind = type(photo).__name__
+    raise ServerError(f"a photo must be a file, its bytes or a Pillow image, not {kind}")
 
 
 def _size(file: Path) -> int:

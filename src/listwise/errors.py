@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "batch": ("batch_size",),
     "bs": ("batch_size",),
     "epochs": ("updates", "fine_tune_updates"),
+    "filter": ("where",),
     "image_size": ("crops", "crops_size", "max_side"),
     "imgsz": ("crops", "crops_size", "max_side"),
     "iterations": ("updates",),
@@ -86,15 +87,16 @@ def validated(model: type[Model], values: Mapping[str, Any], file: str | None = 
         inner = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
         name = ".".join(str(part) for part in first["loc"][: 2 if inner else 1])
         if first["type"] == "extra_forbidden":
-            known = ", ".join((inner or model).model_fields)
-            where = "" if file is None else f"{file}: "
-            raise InputError(
-                f"{where}unknown setting {name!r}; the settings are {known}"
-            ) from error
+            known = (inner or model).model_fields
+            near = nearest_names(name.rpartition(".")[2], known)
+            # Backticks mark an argument, which the command line shows as a flag; a file has names.
+            mark, where = ("`", "") if file is None else ("", f"{file}: ")
+            advice = f"did you mean {mark}{near[0]}{mark}?" if near else "the settings are "
+            advice += "" if near else ", ".join(known)
+            raise InputError(f"{where}unknown setting {name!r}; {advice}") from error
         # A setting of several types has an error for each of them.
         same = [other for other in others if other["loc"][:1] == first["loc"][:1] and not inner]
         reasons = [fault["msg"].removeprefix("Value error, ") for fault in (first, *same)]
-        # Backticks mark an argument, which the command line shows as a flag; a file has names.
         shown = f"`{name}`" if file is None else f"{file}: {name}"
         expected = "Input should be "
         if not all(reason.startswith(expected) for reason in reasons):

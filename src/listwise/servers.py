@@ -98,7 +98,8 @@ def search_by_server(
     try:
         if quick.info().get("instance") != server.instance:
             return None
-        answer: dict[str, Any] = client.search(list(photos), boxes=list(boxes) or None, **given)
+        given |= {"box": list(boxes) or None, "average": True}
+        answer: dict[str, Any] = client.search(list(photos), **given)
     except ServerError:
         return None
     # Without the server there is no time limit, and the first 100 are verified. Diffusion may put

@@ -44,7 +44,7 @@ MISTAKES = {
         "photos --lr 1": "No such option: --lr (did you mean --learning-rate?); see listwise train",
         "photos --epochs 1": "(did you mean --updates?)",
         "photos --crop-size 96": "(did you mean --crops-size",
-        "photos --config strange.yaml": "strange.yaml: unknown setting 'batchsize'; the settings",
+        "photos --config strange.yaml": "'batchsize'; did you mean batch_size?",
         "photos --resume r": "leave out all other options",
         "--resume r --seed 1": "leave out all other options",
         "--resume r --run-folder x": "leave out all other options",

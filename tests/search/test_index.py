@@ -80,9 +80,9 @@ def test_expansion_moves_the_query_towards_what_it_finds(index):
     nearest = np.argsort(-scores)[:10]
     weights = np.clip(scores[nearest], 0, None) ** 2
     expected = unit(query[0] + (weights[:, None] * rows[nearest]).sum(axis=0))
-    hits = index.search(query, 12, expand=True, exclude=[keys[0]])
+    hits = index.search(query[0], 12, expand=True, exclude=[keys[0]])
     check(hits, expected, keys, rows, 12, {keys[0]})
-    plain = index.search(query, 12, exclude=[keys[0]])
+    plain = index.search(query[0], 12, exclude=[keys[0]])
     assert abs(plain[0].score - hits[0].score) > 1e-4
 
 
@@ -123,8 +123,9 @@ def test_entries_after_the_short_list_keep_their_place(index, method, monkeypatc
 def test_what_cannot_be_searched_for(index):
     with pytest.raises(NoEntryError, match="the index has no entry 7"):
         index.search(like=7)
+    assert index.search(np.empty((0, index.model.dim), np.float32), 5) == []
     with pytest.raises(InputError, match="nothing to search for"):
-        index.search(np.empty((0, index.model.dim), np.float32), 5)
+        index.search(k=5)
     with pytest.raises(InputError, match="`rerank` needs photos"):
         index.search(np.ones(index.model.dim, np.float32), rerank=True)
 
@@ -143,7 +144,7 @@ def test_what_is_removed_during_a_search_is_left_out(index, monkeypatch, how):
         return read(self, wanted)
 
     monkeypatch.setattr(type(store), "vectors", vectors)
-    hits = index.search(rows[7:8].astype(np.float32), 48, **how)
+    hits = index.search(rows[7].astype(np.float32), 48, **how)
     assert len(hits) == 47
     assert gone not in {hit.entry.key for hit in hits}
 
@@ -153,7 +154,7 @@ def test_an_empty_index_finds_nothing(model, model_folder, tmp_path):
         index = Index(store, model)
         vectors = index.describe([texture(0)])
         for how in {}, {"expand": True}, {"refine": "diffusion"}, {"refine": "superglobal"}:
-            assert index.search(vectors, 5, **how) == []
+            assert index.search(vectors[0], 5, **how) == []
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,7 @@ def worst_first(index, folder, name):
 def test_what_shows_the_same_comes_first(scenes, box):
     index, folder = scenes
     query = {"query": [texture(77), folder / "3.png"], "box": [None, box], "exclude": "3.png"}
+    query["average"] = True
     if box == "by entry":
         query, box = {"query": texture(77), "like": "3.png"}, None
     plain = {hit.id: hit.score for hit in index.search(**query)}

@@ -66,7 +66,7 @@ def test_a_batch_finds_what_each_query_finds_alone(searcher, index, photos):
     ]
     alone = [
         index.search(paths[0], 4),
-        index.search(paths[1:], box=[(0, 0, 40, 40), None], like="class4/0.jpg"),
+        index.search(paths[1:], box=[(0, 0, 40, 40), None], like="class4/0.jpg", average=True),
         index.search(like="class2/0.jpg", k=5, refine="diffusion"),
         index.search(like="class3/0.jpg", expand=True, start=2),
     ]

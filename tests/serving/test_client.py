@@ -41,8 +41,19 @@ def test_every_request_of_the_interface_has_a_method(shop, server, files, tmp_pa
     answer = server.post("/api/search", **upload(files[0], k=3, min_score=-1)).json()
     assert found == answer | {"milliseconds": found["milliseconds"]}
     box = (2, 2, 40, 40)
-    both = shop.search([files[0], files[1].read_bytes()], boxes=[box, None], keys=[first["key"]])
+    several = [files[0], files[1].read_bytes()]
+    both = shop.search(several, box=[box, None], like=[first["key"]], average=True)
     assert both["results"]
+    each = shop.search(several, k=3, box=[None, box])
+    assert each[0]["results"] == shop.search(files[0], 3)["results"]
+    assert each[1]["results"] == shop.search(files[1], 3, box=box)["results"]
+    with files[0].open("rb") as file, Image.open(files[0]) as image:
+        assert shop.search(file, 3)["results"] == each[0]["results"]
+        assert shop.search(image, 1)["results"][0]["id"] == each[0]["results"][0]["id"]
+        assert shop.search(image.convert("RGBA"), 1)["results"] == each[0]["results"][:1]
+    for wrong in (None, 3, {}):
+        with pytest.raises(ServerError, match="a photo must be a file, its bytes or a Pillow"):
+            shop.search(wrong)
     assert len(shop.similar(first["key"], k=2, expand=True)["results"]) == 2
     assert shop.duplicates(threshold=0.999)["total"] >= 0
     assert shop.facets()["facets"] == []

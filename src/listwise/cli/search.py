@@ -121,6 +121,7 @@ def _answer(
     from listwise.search.views import Result
 
     first, end, wanted = options.start, options.start + options.k, options.model_dump()
+    wanted |= {"average": True}
     if not options.rerank:
         hits = page = index.search(photos, like=entries, box=boxes, **wanted)
     else:  # photos that are not among the first `k` are compared too

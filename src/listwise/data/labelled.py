@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from listwise.data.images import Box, ImageError, image_size
+from listwise.data.memory import Table, cell_text, table_rows
 from listwise.data.photos import PhotoFile
 from listwise.errors import InputError
 from listwise.progress import count_of
@@ -46,6 +47,30 @@ class Images:
     def files(self) -> list[PhotoFile]:
         """Return the files of all images, with their boxes."""
         return [self.file(index) for index in range(len(self))]
+
+    def named(self, ids: Sequence[str] | None = None, attributes: Any = None) -> Self:
+        """Return the images with other ids, and with further attributes.
+
+        Args:
+            ids: N different ids.
+            attributes: the attributes of all images, or N of them, also as a DataFrame.
+        """
+        new: Table = [attributes or {}] * len(self)
+        if attributes is not None and not isinstance(attributes, Mapping):
+            new = table_rows(attributes)
+        names = self.ids if ids is None else tuple(map(str, ids))
+        for name, count in (("ids", len(names)), ("attributes", len(new))):
+            if count != len(self):
+                what = f"{count} values for {count_of(len(self), 'photo')}"
+                raise InputError(f"`{name}` has {what}: give one per photo")
+        if ids is not None and len(set(names)) < len(names):
+            raise InputError("`ids` has the same id twice: give each photo its own")
+        texts = (
+            {str(name): text for name in each if (text := cell_text(each[name]))} for each in new
+        )
+        old: Sequence[Mapping[str, str]] = self.attributes or [{}] * len(self)
+        merged = tuple(dict(each) | text for each, text in zip(old, texts, strict=True))
+        return replace(self, ids=names, attributes=merged if any(merged) else None)
 
     def subset(self, indices: npt.ArrayLike) -> Self:
         """Return the images at these positions, in this order."""
@@ -154,11 +179,12 @@ def hold_out_classes(
     """Divide images into training and validation images by whole classes, at random.
 
     Classes with a single image are not held out, because a search cannot find another image of
-    them. Each side has at least two classes of two or more images.
+    them. Each side has at least two classes of two or more images. If there are only two or three
+    such classes, images of each class are held out instead.
 
     Args:
         images: the labelled images.
-        fraction: share of the classes to hold out, between 0 and 1.
+        fraction: share of the classes or images to hold out, between 0 and 1.
         seed: seed of the random choice.
 
     Returns:
@@ -167,13 +193,21 @@ def hold_out_classes(
     if not 0.0 < fraction < 1.0:
         raise InputError(f"`fraction` must be between 0 and 1, not {fraction}")
     several = np.flatnonzero(images.class_sizes() >= 2)
+    generator = np.random.default_rng(seed)
     if len(several) < 4:
-        raise InputError(
-            "holding out classes for validation needs at least 4 classes of two or more photos, "
-            f"but only {len(several)} have that many"
-        )
+        parts = [np.flatnonzero(images.labels == kind) for kind in several]
+        parts = [generator.permutation(part) for part in parts if len(part) >= 4]
+        if len(parts) < 2:
+            raise InputError(
+                "holding out photos for validation needs 4 classes of two or more photos, or 2 "
+                f"classes of four or more, but there are {len(several)} and {len(parts)}"
+            )
+        counts = [min(max(round(fraction * len(part)), 2), len(part) - 2) for part in parts]
+        chosen = np.concatenate([part[:n] for part, n in zip(parts, counts, strict=True)])
+        val = np.isin(np.arange(len(images)), chosen)
+        return images.subset(np.flatnonzero(~val)), images.subset(np.flatnonzero(val))
     count = min(max(round(fraction * len(images.class_names)), 2), len(several) - 2)
-    held_out = np.random.default_rng(seed).choice(several, size=count, replace=False)
+    held_out = generator.choice(several, size=count, replace=False)
     val = np.isin(images.labels, held_out)
     return images.subset(np.flatnonzero(~val)), images.subset(np.flatnonzero(val))
 

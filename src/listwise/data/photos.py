@@ -4,7 +4,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from listwise.data.images import (
     upright_rgb,
 )
 from listwise.data.images import reduced_size as reduced_size
-from listwise.errors import InputError
+from listwise.data.memory import as_photo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,9 @@ THUMBNAIL_SIDE = 320
 THUMBNAIL_BYTES = 45_000  # both stores of an index accept this much
 
 
-Photo = str | Path | Image.Image | npt.NDArray[np.uint8]
-"""One photo: an image file, a Pillow image, or pixels uint8 [height, width, 3]."""
+Photo = Union[str, Path, Image.Image, npt.NDArray[Any], "Tensor", bytes, BinaryIO]
+"""One photo: an image file, a Pillow image, an array or tensor of pixels, or the content of an
+image file; see `listwise.data.memory.as_photo`."""
 
 
 class Decoding(NamedTuple):
@@ -145,27 +146,16 @@ def open_photo(photo: Photo, box: Box | None = None, max_side: int | None = None
 
 
 def decode_photo(
-    photo: Photo | io.BytesIO,
+    photo: Photo,
     box: Box | None = None,
     max_side: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> UprightPhoto:
-    """Decode one photo, the content of an image file, or a box in it, as `decode_image` does."""
-    if isinstance(photo, str | Path | io.BytesIO):
-        return decode_image(photo, box, max_side=max_side, max_pixels=max_pixels)
-    if isinstance(photo, np.ndarray):
-        if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
-            raise InputError(
-                f"a photo as an array must be uint8 [height, width, 3], not {photo.dtype} "
-                f"{list(photo.shape)}"
-            )
-        upright = Image.fromarray(photo)
-    elif isinstance(photo, Image.Image):
-        upright = upright_rgb(photo)
-    else:
-        raise InputError(
-            f"a photo must be a file, a Pillow image or a uint8 array, not {type(photo).__name__}"
-        )
+    """Decode one photo, or a box in it, as `decode_image` does."""
+    given = as_photo(photo)
+    if not isinstance(given, Image.Image):
+        return decode_image(given, box, max_side=max_side, max_pixels=max_pixels)
+    upright = upright_rgb(given)
     if box is None:
         return UprightPhoto(upright, upright.size, upright.size)
     corner = clip_box("the photo", box, upright.size)[:2]

@@ -28,7 +28,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,7 @@ from typing import Any
 
 from listwise.data.images import IMAGE_SUFFIXES, Box, describe_ignored, image_names
 from listwise.data.labelled import Images, LabelledImages, first_names
+from listwise.data.memory import Cells, Table, cell_text, is_table, table_cells
 from listwise.errors import InputError, ListwiseWarning
 from listwise.files import read_text
 from listwise.optional import requires
@@ -86,11 +87,16 @@ def read_labelled(
     return images if split is None else images.of_split(split)
 
 
-def read_images(source: str | Path) -> Images:
+def read_images(source: str | Path | Table) -> Images:
     """Read N images without labels: a folder, a table with a path column, a list, or one image.
 
-    Boxes are kept. Labels, splits and all other columns become attributes.
+    A table may also be a DataFrame or a list of dictionaries. Boxes are kept. Labels, splits and
+    all other columns become attributes.
     """
+    if is_table(source):
+        cells = table_cells(source)
+        return _unlabelled(_read_rows(Path("the table"), cells, split_column=None))
+    assert isinstance(source, str | Path)
     source = Path(source).expanduser()
     if source.is_dir():
         rows, ignored = _folder_rows(source)
@@ -178,21 +184,23 @@ def _is_table(source: Path, layouts: str) -> bool:
 
 
 def _list_rows(source: Path, need_label: bool) -> list[_ListedImage]:
-    rows = []
+    rows, unlabelled = [], 0
     for number, line in enumerate(read_text(source).split("\n"), start=1):
         if not line.strip():
             continue
         written, label = _split_line(line)
         if "\0" in line:
             raise InputError(f"{source}, line {number}: contains a NUL character: remove it")
-        if not written or (need_label and not label):
-            raise InputError(
-                f"{source}, line {number}: {line.strip()!r} is not a photo and its label; "
-                "write path<TAB>label"
-            )
+        if not written:
+            where = f"{source}, line {number}"
+            raise InputError(f"{where}: {line.strip()!r} has no path; write path<TAB>label")
+        if need_label and not label:
+            unlabelled += 1
+            continue
         attributes = {"label": label} if label and not need_label else {}
         path = os.path.abspath(source.parent / written)
         rows.append(_ListedImage(path, written, label=label or None, attributes=attributes))
+    _note_unlabelled(source, unlabelled, bool(rows), "write path<TAB>label")
     if not rows:
         raise InputError(f"{source}: the list is empty")
     return rows
@@ -212,8 +220,15 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def _table_rows(source: Path, split_column: str | None, need_label: bool) -> list[_ListedImage]:
-    """Read a table; its readers yield where a row is and its cells, first those with the names."""
+    """Read a table in a file."""
     cells = _csv_cells(source) if source.suffix.lower() == ".csv" else _parquet_cells(source)
+    return _read_rows(source, cells, split_column, need_label)
+
+
+def _read_rows(
+    source: Path, cells: Cells, split_column: str | None, need_label: bool = False
+) -> list[_ListedImage]:
+    """Read a table with this name from the names of its columns and its rows."""
     _, columns = next(cells)
     if twice := [name for name, times in Counter(columns).items() if times > 1]:
         raise InputError(f"{source}: several columns are called {twice[0]}: keep one of them")
@@ -238,7 +253,7 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
     required += [split_column] if split_column else []
     read_box = _box_reader(source, columns)
     others = [] if need_label else [c for c in columns if c not in ("path", "box", *_BOX_COLUMNS)]
-    rows = []
+    rows, unlabelled = [], 0
     for place, values in cells:
         row = dict(zip(columns, values, strict=True))
         for name, value in row.items():
@@ -247,23 +262,36 @@ def _table_rows(source: Path, split_column: str | None, need_label: bool) -> lis
                     f"{source}, {place}: the cell in column {name} contains a NUL character: "
                     "remove it"
                 )
+        if labels and not any(cell_text(row[name]) for name in labels):
+            unlabelled += 1
+            continue
         for name in required:
-            if not _cell_text(row[name]):
+            if not cell_text(row[name]):
                 raise InputError(f"{source}, {place}: the cell in column {name} is empty")
-        written = _cell_text(row["path"])
+        written = cell_text(row["path"])
         rows.append(
             _ListedImage(
                 path=os.path.abspath(source.parent / written),
                 id=written,
                 box=read_box(place, row),
-                label="/".join(_cell_text(row[name]) for name in labels) if labels else None,
-                split=_cell_text(row[split_column]) if split_column else None,
-                attributes={name: text for name in others if (text := _cell_text(row[name]))},
+                label="/".join(cell_text(row[name]) for name in labels) if labels else None,
+                split=cell_text(row[split_column]) if split_column else None,
+                attributes={name: text for name in others if (text := cell_text(row[name]))},
             )
         )
+    _note_unlabelled(source, unlabelled, bool(rows), "fill the column label")
     if not rows:
         raise InputError(f"{source}: the table has no rows")
     return rows
+
+
+def _note_unlabelled(source: Path, count: int, others: bool, advice: str) -> None:
+    """Warn of photos without a label, which are ignored; refuse them if there are no others."""
+    if count and not others:
+        raise InputError(f"{source}: no photo has a label; {advice}")
+    if count:
+        ignored = count_of(count, "photo")
+        warnings.warn(f"{source}: ignored {ignored} without a label", ListwiseWarning, stacklevel=5)
 
 
 def _label_columns(source: Path, columns: Sequence[str]) -> list[str]:
@@ -284,11 +312,7 @@ def _label_columns(source: Path, columns: Sequence[str]) -> list[str]:
     return levels
 
 
-def _cell_text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
-
-
-def _csv_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
+def _csv_cells(source: Path) -> Cells:
     reader = csv.reader(io.StringIO(read_text(source)), strict=True)
     try:
         columns = [name.strip() for name in next(reader, [])]
@@ -308,7 +332,7 @@ def _csv_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
         raise InputError(f"{place}: not readable as CSV ({error})") from None
 
 
-def _parquet_cells(source: Path) -> Iterator[tuple[str, Sequence[Any]]]:
+def _parquet_cells(source: Path) -> Cells:
     with requires("train", "a Parquet table"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -344,8 +368,8 @@ def _box_reader(
     box_columns = four or [name for name in columns if name == "box"]
 
     def read(place: str, row: Mapping[str, Any]) -> Box | None:
-        written = " ".join(_cell_text(row[name]) for name in box_columns)
-        cells = re.sub(r"[\[\],]", " ", written).split()  # a cell of a Parquet table may be a list
+        written = " ".join(cell_text(row[name]) for name in box_columns)
+        cells = re.sub(r"[\[\](),]", " ", written).split()  # a cell may be a list
         if not cells:
             return None
         where = f"{source}, {place}: the box {','.join(cells)!r}"

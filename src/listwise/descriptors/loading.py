@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from listwise.descriptors.hub import PREFIX, download
-from listwise.descriptors.model import Model
+from listwise.descriptors.model import Model, on_device
 from listwise.descriptors.onnx_file import SUFFIX, read_onnx
 from listwise.descriptors.whitening import Whitening
 from listwise.errors import InputError
@@ -85,8 +84,9 @@ def load_folder(
     folder, machine = find_model_folder(folder), Machine.detect(device)
     content = read_model(folder)
     net = RetrievalNet.of_file(content, model_path(folder), backbone=backbone, pooling=pooling)
+    on_device(net, machine.device)
     return Model(
-        _on_device(net, machine),
+        net,
         stored_whitening(content),
         folder.absolute(),
         calibration=content.info.calibration,
@@ -132,11 +132,5 @@ def _off_the_shelf(name: str, weights: str | Path, pooling: str | nn.Module, dev
         raise InputError(f"{error.reason}; {error.advice_for_model}") from error
     # The name alone identifies the model only with the default weights and pooling.
     default = weights == "auto" and pooling == "gem"
-    return Model(_on_device(net, machine), name=name if default else "")
-
-
-def _on_device(net: RetrievalNet, machine: Machine) -> RetrievalNet:
-    net.to(machine.device)
-    if machine.device.startswith("cuda"):
-        net.to(memory_format=torch.channels_last)
-    return net
+    on_device(net, machine.device)
+    return Model(net, name=name if default else "")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from listwise.blocks import unit_rows
 from listwise.calibration import Calibration, fit_calibration
 from listwise.data import (
     DecodedPhoto,
@@ -84,6 +86,10 @@ class Model:
     calibration: Calibration | None = None
     tuned: ModelSettings | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.net, str | Path):
+            raise InputError("`net` must be a network: load a model with listwise.load(NAME)")
+
     def __repr__(self) -> str:
         source = self.name if self.folder is None else str(self.folder)
         return f"Model({source!r}, dim={self.dim}, device={str(self.device)!r})"
@@ -96,14 +102,18 @@ class Model:
         scales: Sequence[float] | None = None,
         power: float | None = None,
         precision: Precision | None = None,
+        batch_size: int | None = None,
         workers: int | None = None,
         progress: bool | None = None,
+        show_progress: bool | None = None,
     ) -> npt.NDArray[np.float32]:
         """Return the descriptors of photos: float32 [n, dim], unit rows; [dim] for a single photo.
 
         Args:
-            photos: one photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
-                a list of them, or a folder, table, text list or data set of photos.
+            photos: one photo, a list of photos, or a folder, table, text list or data set. A photo
+                is an image file, a Pillow image, the bytes of an image file, or an array or tensor
+                [height, width, 3] or [3, height, width], uint8 or float from 0 to 1; an array with
+                one more dimension is a batch. A table can also be a DataFrame.
             max_side: long side that larger photos are reduced to; 0 for their original size. By
                 default the size that the model records, or 1024 on a GPU and 512 on a CPU.
             scales: sizes at which each photo is described, as factors; by default those of a tuned
@@ -111,26 +121,36 @@ class Model:
             power: power of the mean over the scales (see `power_mean`); 3 by default.
             precision: "float32" or "bfloat16"; by default bfloat16 on a GPU that supports it. The
                 cosine between the two descriptors of a photo is 0.999 or more (ResNet-50, photos).
+            batch_size: maximum number of photos that the network takes at a time; by default as
+                many as suit its device.
             workers: processes that decode photos, or threads that read files if the GPU decodes
                 them; chosen from the number of cores by default.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
+            show_progress: the same as `progress`, as other libraries name it.
 
         Raises:
             ImageError: photos cannot be read; the message names them.
         """
         given = list_photos(photos)
         settings = self.settings(max_side, scales, power, precision)
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"`batch_size` must be 1 or more, not {batch_size}")
+        size = batch_size or max(1, len(given))
         rows = np.empty((len(given), self.dim), np.float32)
-        with counting("encoding", len(given), progress) as advance:
+        shown = show_progress if progress is None else progress
+        with counting("encoding", len(given), shown) as advance:
             if isinstance(given, Images):
-                rows[:] = self._encode_files(given, settings, workers, advance)
+                rows[:] = self._encode_files(given, settings, size, workers, advance)
             else:
                 files = [i for i, photo in enumerate(given) if isinstance(photo, str | Path)]
                 named = image_files([given[i] for i in files])  # type: ignore[misc]
-                rows[files] = self._encode_files(named, settings, workers, advance)
+                rows[files] = self._encode_files(named, settings, size, workers, advance)
                 others = sorted(set(range(len(given))) - set(files))
                 opened = (open_photo(given[i], max_side=settings.max_side) for i in others)
-                rows[others] = self.describe_photos(opened, settings, advance)
+                for start in range(0, len(others), size):
+                    some = islice(opened, size)
+                    found = self.describe_photos(some, settings, advance)
+                    rows[others[start : start + size]] = found
         row: npt.NDArray[np.float32] = rows[0] if is_one_photo(photos) else rows
         return row
 
@@ -138,25 +158,54 @@ class Model:
         self,
         images: Images,
         settings: ExtractSettings,
+        size: int,
         workers: int | None,
         advance: Callable[[int], object],
     ) -> npt.NDArray[np.float32]:
         files, count = images.files(), len(images)
         # Starting processes takes longer than decoding a few photos.
         workers = 0 if workers is None and count <= FEW else workers
-        (found,) = self.describe_parts(
-            files, [count], settings, workers=workers, on_progress=advance
+        starts = range(0, count, size)
+        parts = self.describe_parts(
+            files, [size] * len(starts), settings, workers=workers, on_progress=advance
         )
-        missing = sorted(set(range(count)) - set(found.kept))
+        rows = np.empty((count, self.dim), np.float32)
+        kept: list[int] = []
+        errors: list[str] = []
+        for start, found in zip(starts, parts, strict=True):
+            places = [start + i for i in found.kept]
+            rows[places] = found.descriptors
+            kept += places
+            errors += found.errors
+        missing = sorted(set(range(count)) - set(kept))
         if missing:
             path = images.paths[missing[0]]
-            reason = found.errors[0].removeprefix(f"{path}: ")
+            reason = errors[0].removeprefix(f"{path}: ")
             if len(missing) > 1:
                 reason += f"; {len(missing) - 1} more cannot be read: "
                 reason += ", ".join(images.ids[i] for i in missing[1:6])
                 reason += ", ..." if len(missing) > 6 else ""
             raise ImageError(path, reason)
-        return found.descriptors
+        return rows
+
+    def similarity(self, first: npt.ArrayLike, second: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Return the cosine similarity of descriptors: [n, dim], [m, dim] -> [n, m].
+
+        Examples:
+            >>> model.similarity(vectors, model.encode("chair.jpg"))  # doctest: +SKIP
+            array([[0.93], [0.12]], dtype=float32)
+        """
+        found: npt.NDArray[np.float32] = unit_rows(first) @ unit_rows(second).T
+        return found
+
+    def to(self, device: str) -> "Model":
+        """Move the network to a device: "cpu", "cuda", "cuda:1" or "auto"; return this model."""
+        wanted = Machine.detect(str(device)).device
+        if wanted != "cpu":
+            self.trainable("moved to a GPU")
+        on_device(self.net, wanted)
+        self._networks.clear()
+        return self
 
     def save(self, folder: str | Path) -> "Model":
         """Write the model to `model.safetensors` in a folder, or to a file with this ending.
@@ -536,6 +585,13 @@ class Model:
 
     def _whitened(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return rows if self.whitening is None else self.whitening.apply(rows)
+
+
+def on_device(net: Network, device: str) -> None:
+    """Move a network to a device, in the memory layout that is fastest there."""
+    net.to(device)
+    if device.startswith("cuda"):
+        net.to(memory_format=torch.channels_last)
 
 
 def _decoded(photos: Photos, max_side: int | None) -> list[torch.Tensor]:

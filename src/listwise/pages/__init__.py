@@ -55,6 +55,19 @@ def render_text(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values) + "\n"
 
 
+def notebook_html(
+    title: str, photos: Sequence[tuple[bytes, str]] = (), rows: Sequence[tuple[str, object]] = ()
+) -> str:
+    """Return what a notebook shows of an object.
+
+    Args:
+        title: sentence above the rest.
+        photos: JPEG files with their captions.
+        rows: names and values of a table.
+    """
+    return render_text("notebook.html", title=title, rows=rows, photos=photos)
+
+
 def percent(value: float) -> str:
     """Format a value in percent with one decimal; a dash for NaN."""
     return "–" if value != value else f"{100 * value:.1f}"
@@ -87,6 +100,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters |= {"base64": lambda content: b64encode(content).decode()}
     found.filters |= {"percent": percent, "breakable": _breakable, "cell": _cell}
     found.globals |= {"change": change, "count_of": count_of}
     found.policies["json.dumps_kwargs"] = {

@@ -16,6 +16,7 @@ from PIL import Image
 
 from listwise.data import Decoding, ImageError, Images, PhotoFile
 from listwise.data.catalog import image_files, is_one_photo, photos_of
+from listwise.data.memory import Table, is_one_in_memory, is_table
 from listwise.data.photos import THUMBNAIL_SIDE
 from listwise.errors import InputError
 from listwise.machine import core_count, drain
@@ -40,9 +41,9 @@ NewPhoto = tuple[Entry, PhotoFile]
 """A new entry, and its file with the content."""
 
 Source: TypeAlias = "str | Path | Images | DescriptorFile"
-Sources: TypeAlias = "Source | Sequence[Source]"
+Sources: TypeAlias = "Source | Sequence[Source] | Table"
 """A folder, a table, a text list, an image file, a descriptor file, the name of a data set, or a
-list of these."""
+list of these; or a DataFrame or a list of dictionaries."""
 
 
 @dataclass
@@ -71,11 +72,14 @@ def open_sources(given: Sources) -> "list[Images | DescriptorFile]":
     from listwise.descriptors import DescriptorFile
     from listwise.descriptors.storage import is_descriptor_file
 
-    if isinstance(given, str | Path | Images | DescriptorFile):
-        given = [given]
+    if is_table(given):
+        return [photos_of(given)]  # type: ignore[arg-type]
+    sources: list[Any] = [given]
+    if isinstance(given, Iterable) and not (isinstance(given, str) or is_one_in_memory(given)):
+        sources = list(given)
     found: list[Images | DescriptorFile] = []
     files: list[str | Path] = []
-    for source in given:
+    for source in sources:
         if isinstance(source, Images | DescriptorFile):
             found.append(source)
             continue

@@ -1,10 +1,12 @@
 """Search a store for several queries together, with expansion and refinement if wanted."""
 
+import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,10 @@ from listwise.settings import Expansion
 QueryPhoto = Photo | BytesIO
 
 
+# Not 007 or 1e5, which may be codes.
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?")
+
+
 class QueryError(InputError):
     """A query or an option that a search of this index cannot use."""
 
@@ -41,9 +47,12 @@ class StoppedError(Exception):
     """The query is finished: nobody waits for its result any more."""
 
 
-@dataclass(frozen=True, eq=False)
-class Hit:
+class Hit(Mapping[str, Any]):
     """An entry that a search found.
+
+    As a mapping, it is one row of a table: `DataFrame(hits)` has the columns id, path, width,
+    height and score, those of the other scores that the search computed, and the attributes, of
+    which texts such as 37 are numbers.
 
     Attributes:
         entry: the entry.
@@ -60,13 +69,44 @@ class Hit:
             from the query before expansion; None if the model is not calibrated.
     """
 
-    entry: Entry
-    score: float
-    inliers: int | None = None
-    matches: npt.NDArray[np.float32] | None = None
-    photo: int | None = None
-    probability: float | None = None
-    refined: float | None = None
+    # Not a dataclass: pandas would make a column of dictionaries of the entry.
+    def __init__(
+        self,
+        entry: Entry,
+        score: float,
+        inliers: int | None = None,
+        matches: npt.NDArray[np.float32] | None = None,
+        photo: int | None = None,
+        probability: float | None = None,
+        refined: float | None = None,
+    ) -> None:
+        self.entry, self.score, self.refined, self.probability = entry, score, refined, probability
+        self.inliers, self.matches, self.photo = inliers, matches, photo
+
+    def changed(self, **values: Any) -> "Hit":
+        """Return the hit with other values."""
+        return Hit(**{**vars(self), **values})
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __getitem__(self, name: str) -> Any:
+        return self._row()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row())
+
+    def __len__(self) -> int:
+        return len(self._row())
+
+    def _row(self) -> dict[str, Any]:
+        entry, names = self.entry, ("score", "refined", "inliers", "probability")
+        row = {name: getattr(entry, name) for name in ("id", "path", "width", "height")}
+        row |= {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, text in entry.attributes.items():
+            number = _NUMBER.fullmatch(text)
+            value = text if not number else float(text) if number[1] else int(text)
+            row[f"attributes.{name}" if name in row else name] = value
+        return row
 
     @property
     def id(self) -> str:
@@ -91,6 +131,28 @@ class Hit:
     def __repr__(self) -> str:
         inliers = "" if self.inliers is None else f", inliers={self.inliers}"
         return f"Hit({self.id!r}, score={self.score:.4f}{inliers})"
+
+
+class Hits(list[Hit]):
+    """The hits of one query, best first; a notebook shows their photos.
+
+    Args:
+        hits: the hits.
+        store: the store of their entries, which has the thumbnails.
+    """
+
+    def __init__(self, hits: Iterable[Hit], store: Store) -> None:
+        super().__init__(hits)
+        self._store = store
+
+    def _repr_html_(self) -> str:
+        from listwise.pages import notebook_html
+
+        thumbnails: dict[int, bytes] = {}
+        with suppress(Exception):  # the index may be closed
+            thumbnails = self._store.contents("thumbnail", [hit.entry.key for hit in self])
+        shown = [(thumbnails.get(hit.entry.key, b""), f"{hit.score:.3f} {hit.id}") for hit in self]
+        return notebook_html("" if self else "no hits", shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +283,8 @@ def lowest_score(calibration: Calibration | None, options: SearchOptions) -> flo
     if options.min_probability is not None:
         if calibration is None:
             raise QueryError(
-                "`min_probability` needs a calibrated model: use `Model.calibrate` or the model of "
-                "a training run, or give `min_score`"
+                "`min_probability` needs a calibrated model: run listwise calibrate MODEL PHOTOS, "
+                "or give `min_score`"
             )
         lowest = max(lowest, calibration.score(options.min_probability))
     return lowest

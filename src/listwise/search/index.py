@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
+from PIL import Image
 
+from listwise.blocks import plain_array, unit_rows
 from listwise.calibration import Calibration
 from listwise.data import Images
 from listwise.data.catalog import photos_of
 from listwise.data.images import Box
+from listwise.data.memory import as_photo, is_one_in_memory
 from listwise.data.photos import Photo
 from listwise.errors import InputError, validated
 from listwise.progress import counting
@@ -39,7 +42,7 @@ from listwise.search.filling import (
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
 from listwise.search.generation import Generation, open_model
-from listwise.search.hits import Hit, Query, find_entries
+from listwise.search.hits import Hits, Query, QueryPhoto, find_entries
 from listwise.search.methods import Note, SearchIntent, TuningResult
 from listwise.search.options import SearchOptions
 from listwise.search.searching import Searcher
@@ -56,9 +59,15 @@ from listwise.search.upgrading import (
 )
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from listwise.descriptors import DescriptorFile, Model
+    from listwise.search.options import SearchHow
 
 Result = TypeVar("Result")
+OnePhoto = str | Path | bytes | Image.Image | None
+SHOWN = 12
+"""Number of photos of an index that a notebook shows."""
 
 
 class Index(AbstractContextManager["Index"]):
@@ -74,10 +83,27 @@ class Index(AbstractContextManager["Index"]):
         '/data/photos/chairs/7.jpg'
     """
 
-    def __init__(self, store: Store, model: "Model | None" = None, device: str = "auto") -> None:
-        self.generation = Generation(store, model, device)
+    def __init__(
+        self, store: "Store | NewIndex", model: "Model | None" = None, device: str = "auto"
+    ) -> None:
+        if isinstance(store, str | Path):
+            raise InputError("`store` must be a store: open an index with listwise.open_index")
+        self._new = store if isinstance(store, NewIndex) else None
+        known = None if isinstance(store, NewIndex) else Generation(store, model, device)
+        self._generation: Generation | None = known
         self.marks = IndexMarks(lambda: self.generation)
         self._searcher = Searcher()
+
+    @property
+    def generation(self) -> Generation:
+        """The store with its model; an upgrade replaces it."""
+        if self._generation is None:
+            raise InputError(f"no index at {self.uri}: add photos first, which creates it")
+        return self._generation
+
+    @generation.setter
+    def generation(self, generation: Generation) -> None:
+        self._generation = generation
 
     @property
     def store(self) -> Store:
@@ -87,17 +113,17 @@ class Index(AbstractContextManager["Index"]):
     @property
     def uri(self) -> str:
         """The folder or address of the index."""
-        return self.store.uri
+        return self.store.uri if self._new is None else self._new.uri
 
     @property
     def header(self) -> IndexHeader:
         """The model and the settings of the descriptors."""
-        return self.store.header
+        return self.store.header if self._new is None else self._new.header
 
     @property
     def model(self) -> "Model":
         """The model that computes the descriptors of this index."""
-        return self.generation.model
+        return self.generation.model if self._new is None else self._new.model
 
     @property
     def calibration(self) -> Calibration | None:
@@ -112,14 +138,38 @@ class Index(AbstractContextManager["Index"]):
             self.generation = self.generation.reopened()
 
     def __len__(self) -> int:
-        return len(self.store)
+        return len(self.store) if self._generation else 0
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.store)
 
+    def __getitem__(self, name: str | int | Path) -> Entry:
+        """Return the entry with an id or a key, or that of a photo file."""
+        keys = _keys(self.store, name)
+        if len(keys) > 1:
+            raise NoEntryError(f"{name} is {len(keys)} photos: give the id of one entry")
+        return self.entry(keys[0])
+
+    def __contains__(self, name: Any) -> bool:
+        """Return whether there is an entry with an id or a key, or of a photo file."""
+        try:
+            return bool(self[name.id if isinstance(name, Entry) else name])
+        except InputError:
+            return False
+
     def __repr__(self) -> str:
         model = self.header.model_folder or self.header.model_name or self.header.model[:12]
         return f"Index({self.uri!r}, {len(self)} photos, model={model!r})"
+
+    def _repr_html_(self) -> str:
+        from listwise.pages import notebook_html
+
+        entries = list(self.entries(count=SHOWN)) if len(self) else []
+        found = (
+            self.store.contents("thumbnail", [entry.key for entry in entries]) if entries else {}
+        )
+        photos = [(found.get(entry.key, b""), entry.id) for entry in entries]
+        return notebook_html(repr(self), photos=photos)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -127,7 +177,8 @@ class Index(AbstractContextManager["Index"]):
     def close(self) -> None:
         """Close files and connections."""
         self._searcher.close()
-        self.store.close()
+        if self._generation is not None:
+            self.store.close()
 
     def info(self) -> dict[str, Any]:
         """Facts about the index as JSON values: engine, entries, model, settings, search method."""
@@ -137,6 +188,8 @@ class Index(AbstractContextManager["Index"]):
         self,
         photos: Sources,
         *,
+        ids: Sequence[str] | None = None,
+        attributes: Any = None,
         thumbnails: bool = True,
         local: bool = False,
         exif: bool = False,
@@ -152,7 +205,11 @@ class Index(AbstractContextManager["Index"]):
         Args:
             photos: a folder, a table, a text list, an image file, the name of a data set, a
                 descriptor file of `listwise.descriptors.extract`, or a list of these. Columns of
-                a table other than path and box become attributes of its photos.
+                a table other than path and box become attributes of its photos. A table can also
+                be a DataFrame or a list of dictionaries.
+            ids: the id of each photo; by default its path as it is given.
+            attributes: further attributes: a dictionary for all photos, or a list with one for
+                each, or a DataFrame.
             thumbnails: store a thumbnail of each photo.
             local: store local features of new photos, now and in later calls, at most 40 kB each,
                 so that re-ranking is fast and does not read the photos. For photos that are in
@@ -169,9 +226,17 @@ class Index(AbstractContextManager["Index"]):
             that could not be read.
         """
         total = Added()
+        sources = open_sources(photos)
+        if ids is not None or attributes is not None:
+            (images, *others) = sources
+            if others or not isinstance(images, Images):
+                raise InputError("`ids` and `attributes` need one list, folder or table of photos")
+            sources = [images.named(ids, attributes)]
+        if self._new is not None:
+            self.generation, self._new = self._new.create(), None
         if local:
             self._change(lambda: enable_local_features(self.store))
-        for source in open_sources(photos):
+        for source in sources:
             with counting("adding", len(source), progress) as advance:
                 options = {"thumbnails": thumbnails, "on_progress": advance}
                 photos_only = {"exif": exif, "workers": workers}
@@ -203,43 +268,67 @@ class Index(AbstractContextManager["Index"]):
 
         return self._change(extract)
 
+    @overload
+    def search(self, query: OnePhoto = None, k: int = 10, **how: "Unpack[SearchHow]") -> Hits: ...
+
+    @overload
+    def search(self, query: Any, k: int = 10, **how: "Unpack[SearchHow]") -> Any: ...
+
     def search(
         self,
-        query: Photo | Sequence[Photo] | npt.NDArray[np.floating] | None = None,
+        query: Any = None,
         k: int = 10,
         *,
         like: Names = (),
         box: Box | Sequence[Box | None] | None = None,
+        average: bool = False,
         **options: Any,
-    ) -> list[Hit]:
+    ) -> Hits | list[Hits]:
         """Find the photos nearest to a query, best first.
 
         Args:
-            query: a photo (an image file, a Pillow image, or pixels uint8 [height, width, 3]),
-                several photos of one thing, or descriptors [dim] or [n, dim]. For several, the
-                mean of their descriptors is searched.
+            query: a photo, as `Model.encode` takes it, or a descriptor [dim]; or several queries: a
+                list of photos, or descriptors [n, dim]. Descriptors are scaled to unit length.
             k: the maximum number of hits.
             like: ids or keys of entries that are further examples, or the only ones; they are
                 not among the hits.
             box: the part of the photo to search for, x0, y0, x1, y1 in pixels; for several photos
                 a box or None for each.
+            average: several photos or descriptors are one query, for one thing: the mean of their
+                descriptors is searched.
             **options: the other options of `SearchOptions`, such as `where`, `expand`, `refine`,
                 `rerank`, `quality`, `min_score`, `min_probability`, `same`, `different`, `exclude`.
 
         Returns:
-            At most k hits.
+            At most k hits; for several queries a list with the hits of each.
 
         Example:
             >>> index.search("chair.jpg", where="price < 100", rerank=True)  # doctest: +SKIP
             [Hit('chairs/7.jpg', score=0.8710, inliers=41), ...]
         """
         chosen = validated(SearchOptions, {"k": k, **options})
-        photos, boxes, vectors = _examples(query, box)
-        one = Query(photos, boxes, list_names(like), vectors, chosen)
-        (result,) = self._searcher.search(self.generation, [one])
-        if isinstance(result, Exception):
-            raise result
-        return (self._searcher.rerank(result) if chosen.rerank else result).page
+        photos, rows, several = _examples(query)
+        boxes: list[Any] = [box] * len(photos)
+        if several:
+            boxes = list(box or [None] * len(photos))
+        if len(boxes) != len(photos):
+            raise InputError(
+                f"`box` has {len(boxes)} boxes for {len(photos)} photos: give one per photo"
+            )
+        build = partial(Query, entries=list_names(like), options=chosen)
+        if not several or average:
+            queries = [build(photos, boxes, vectors=rows)]
+        elif rows is None:
+            queries = [build([photo], [part]) for photo, part in zip(photos, boxes, strict=True)]
+        else:
+            queries = [build(vectors=rows[i : i + 1]) for i in range(len(rows))]
+        generation, found = self.generation, []
+        for result in self._searcher.search(generation, queries):
+            if isinstance(result, Exception):
+                raise result
+            page = (self._searcher.rerank(result) if chosen.rerank else result).page
+            found.append(Hits(page, generation.store))
+        return found if several and not average else found[0]
 
     def remove(
         self,
@@ -487,18 +576,27 @@ class Index(AbstractContextManager["Index"]):
             return change()
 
 
-def _examples(query: Any, box: Any) -> tuple[list[Photo], list[Box | None], Float32 | None]:
-    """The photos of a query with their boxes, and its descriptors [n, dim] if it has some."""
-    if isinstance(query, np.ndarray) and np.issubdtype(query.dtype, np.floating):
-        return [], [], np.atleast_2d(query).astype(np.float32)
-    several = isinstance(query, Sequence) and not isinstance(query, str)
-    photos = list(query) if several else [] if query is None else [query]
-    boxes = [box] if query is not None and not several else list(box or [None] * len(photos))
-    if len(boxes) != len(photos):
-        raise InputError(
-            f"`box` has {len(boxes)} boxes for {len(photos)} photos: give one per photo"
-        )
-    return photos, boxes, None
+def _examples(query: Any) -> tuple[list[QueryPhoto], Float32 | None, bool]:
+    """The photos of a query, or its descriptors [n, dim], and whether there are several queries."""
+    query = plain_array(query)
+    if isinstance(query, np.ndarray) and query.ndim < 3 and query.dtype.kind == "f":
+        return [], unit_rows(query), query.ndim == 2
+    if query is None:
+        return [], None, False
+    several = isinstance(query, Iterable) and not (
+        isinstance(query, str) or is_one_in_memory(query)
+    )
+    return [as_photo(photo) for photo in (query if several else [query])], None, several
+
+
+@dataclass(frozen=True)
+class NewIndex:
+    """An index that is created when photos are added to it: its place, model and settings."""
+
+    uri: str
+    model: "Model"
+    header: IndexHeader
+    create: Callable[[], Generation]
 
 
 def _add_source(
@@ -524,7 +622,7 @@ def _keys(store: Store, named: str | int | Path | Entry) -> list[int]:
     key = key_of(named if isinstance(named, int) else str(named))
     if store.get([key]):
         return [key]
-    if isinstance(named, int) or not Path(named).exists():
+    if isinstance(named, int) or not Path(str(named)).exists():
         raise NoEntryError(f"{store.uri} has no photo {named}: give the id of an entry, or a file")
     digests = [file.digest() for file in photos_of(named).files()]
     keys = [entry.key for entry in store.with_digests(digests).values()]

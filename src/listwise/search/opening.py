@@ -10,8 +10,8 @@ from listwise.errors import InputError
 from listwise.machine import Machine
 from listwise.search.checking import CheckResult
 from listwise.search.engines import create_store, engine_of, open_store, store_exists
-from listwise.search.generation import header_of, open_model
-from listwise.search.index import Index
+from listwise.search.generation import Generation, header_of, open_model
+from listwise.search.index import Index, NewIndex
 from listwise.settings import ExtractSettings, as_options
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def open_index(
     create: bool = True,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> Index:
-    """Open an index, or create one.
+    """Open an index; one that does not exist is created when photos are added to it.
 
     Args:
         uri: a folder, `milvus://host:port/name`, or a `.db` file of milvus-lite.
@@ -42,7 +42,7 @@ def open_index(
             tuned model, or 1.
         power: power of the generalized mean over the descriptors of several scales; by default 3.
         device: device: cpu, cuda, cuda:1, or auto, which uses a GPU if one is available.
-        create: create the index if it does not exist.
+        create: if False, an index that does not exist is an error.
         on_note: called with a sentence about what was chosen.
     """
     place = str(uri)
@@ -65,7 +65,14 @@ def open_index(
         )
     opened = open_model(model, device)
     on_note(opened.size_note(max_side))
-    return Index(create_store(place, header_of(opened, **given)), opened, device)
+    header = header_of(opened, **given)
+
+    def create_index() -> Generation:
+        if store_exists(place):  # another process has created it meanwhile
+            return open_index(uri, opened, **given, device=device).generation
+        return Generation(create_store(place, header), opened, device)
+
+    return Index(NewIndex(place, opened, header, create_index))
 
 
 def open_index_for(

@@ -1,6 +1,7 @@
 """The options of a search, for Python, the command line, the HTTP interface and the search page."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -10,7 +11,11 @@ from pydantic import (
     model_validator,
 )
 
+from listwise.search.entries import Names
 from listwise.search.filters import Filter, as_filter
+
+if TYPE_CHECKING:
+    from listwise.data.images import Box
 
 RefineMethod = Literal["superglobal", "diffusion"]
 
@@ -32,6 +37,26 @@ def _text(where: Any) -> Any:
 
 FilterText = Annotated[str | None, BeforeValidator(_text)]
 """The text of a filter on attributes."""
+
+
+class SearchHow(TypedDict, total=False):
+    """The options of `Index.search`, for editors that complete and check them."""
+
+    like: Names
+    box: "Box | Sequence[Box | None] | None"
+    average: bool
+    start: int
+    expand: bool | None
+    refine: RefineMethod | None
+    rerank: bool
+    quality: Literal["fast", "best"]
+    where: str | Filter | None
+    min_score: float | None
+    min_probability: float | None
+    same: Names
+    different: Names
+    exclude: Names
+    marks: bool
 
 
 class SearchOptions(BaseModel):

@@ -248,7 +248,7 @@ class Searcher:
                     number = numbers[each.photo]
                     points = placed(matches[:, :2], photos[number])
                     matches = np.concatenate([points, matches[:, 2:]], axis=1)
-                hit = replace(hit, inliers=each.inliers, matches=matches, photo=number)
+                hit = hit.changed(inliers=each.inliers, matches=matches, photo=number)
             found.append(hit)
         return [*found, *hits[len(found) :]]
 
@@ -332,7 +332,7 @@ def _diffuse_hits(store: Store, hits: Sequence[Hit]) -> list[Hit]:
     verified = [(hit.inliers or 0) >= MINIMUM for hit in short]
     scores = diffuse([hit.score for hit in short], rows, verified)
     order = np.argsort(-scores, kind="stable")
-    return [replace(short[i], refined=float(scores[i])) for i in order] + rest
+    return [short[i].changed(refined=float(scores[i])) for i in order] + rest
 
 
 def network_pixels(size: tuple[int, int], settings: ExtractSettings) -> int:

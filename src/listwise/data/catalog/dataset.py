@@ -2,19 +2,20 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from PIL import Image
 
 from listwise.data.catalog.entries import ENTRIES, DataSetEntry
 from listwise.data.catalog.ground_truth import read_ground_truth, read_oxford_ground_truth
 from listwise.data.catalog.layouts import LABELLED, find_photos, read_distractors, read_layout
 from listwise.data.images import IMAGE_SUFFIXES, list_images
 from listwise.data.labelled import Images, LabelledImages
+from listwise.data.memory import Table, as_photo, is_one_in_memory, is_table
 from listwise.data.photos import Photo
 from listwise.data.sources import read_images, read_labelled
 from listwise.errors import InputError
@@ -23,8 +24,9 @@ from listwise.evaluation import JudgedQueries
 DATA_FOLDER = Path("data")
 """The default folder of downloaded data sets, with a folder for each."""
 
-Photos = Photo | Images | Sequence[Photo]
-"""Photos: one, a list, or a folder, a table, a text list or the name of a data set."""
+Photos = Photo | Images | Sequence[Photo] | Table
+"""Photos: one, a list or a batch of arrays; a folder, a text list or the name of a data set; or a
+table, which may be a file, a DataFrame or a list of dictionaries."""
 
 _JUDGEMENTS = "gnd_*.pkl"
 _QUERIES = ("*_query.txt", "*/*_query.txt")
@@ -231,14 +233,24 @@ def labelled_of(
     levels: bool = False,
 ) -> LabelledImages:
     """Read labelled photos of a data set by name or folder, or of any `read_labelled` source."""
+    check_named(source)
     if _is_known(source):
         return find_dataset(source, root).labelled()
     return read_labelled(source, split_column=split_column, levels=levels)
 
 
-def photos_of(source: str | Path, root: str | Path | None = None) -> Images:
+def check_named(source: object) -> None:
+    """Refuse labelled photos that are not a path or a name."""
+    if not isinstance(source, str | Path):
+        raise InputError(
+            "labelled photos must be a folder, a table in a file or the name of a data set, not "
+            f"{type(source).__name__}: write a DataFrame to a file with its method to_csv"
+        )
+
+
+def photos_of(source: str | Path | Table, root: str | Path | None = None) -> Images:
     """Read photos of a data set by name or folder, or of any `read_images` source."""
-    if _is_known(source):
+    if isinstance(source, str | Path) and _is_known(source):
         return find_dataset(source, root).images()
     return read_images(source)
 
@@ -273,11 +285,11 @@ def recognize(folder: Path) -> Dataset | None:
 
 
 def is_one_photo(photos: Photos) -> bool:
-    """Return whether this is one photo: an image file, a Pillow image or an array of pixels."""
+    """Return whether this is one photo, rather than a list or a batch of photos."""
     if isinstance(photos, str | Path):
         path = Path(photos).expanduser()
         return path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
-    return isinstance(photos, Image.Image | np.ndarray)
+    return is_one_in_memory(photos)
 
 
 def list_photos(photos: Photos) -> Images | list[Photo]:
@@ -287,11 +299,13 @@ def list_photos(photos: Photos) -> Images | list[Photo]:
     """
     if isinstance(photos, Images):
         return photos
-    if is_one_photo(photos):
-        photos = [photos]  # type: ignore[list-item]
-    if isinstance(photos, str | Path):
-        return photos_of(photos)
-    given = list(photos)  # type: ignore[arg-type]
+    given: list[Any] = [photos]
+    if not is_one_photo(photos):
+        if isinstance(photos, str | Path) or is_table(photos):
+            return photos_of(photos)  # type: ignore[arg-type]
+        if not isinstance(photos, Iterable):
+            as_photo(photos)  # it says what a photo can be
+        given = list(photos)  # type: ignore[arg-type]
     if all(isinstance(photo, str | Path) for photo in given):
         return image_files(given)
     return given
