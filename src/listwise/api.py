@@ -1,21 +1,26 @@
 """The functions and classes of `import listwise`."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from listwise.data.catalog.dataset import check_named
 from listwise.descriptors import Model
 from listwise.descriptors import load_model as load
 from listwise.errors import InputError
 from listwise.labeling import Labels, label
+from listwise.pages import notebook_html
+from listwise.progress import bars_are_seen, readable_time, stderr_console
 from listwise.results import Evaluation, Tuning, evaluate, tune
 from listwise.search import Added, Entry, Hit, Index, open_index
+from listwise.settings import merge, read_settings
 
 if TYPE_CHECKING:
     from listwise.feedback import Comparison
+    from listwise.settings import TrainConfig
     from listwise.training import TrainPlan, TrainResult
     from listwise.training.view import TrainView
 
@@ -40,6 +45,13 @@ class Run:
         """The model with the best validation mAP, loaded when it is first used."""
         return load(self.result.model, **self._parts)
 
+    def _repr_html_(self) -> str:
+        result, start = self.result, 100 * self.result.first_map
+        best = f"{start:.1f} → {100 * result.best_map:.1f}, best at update {result.best_update}"
+        done = f"{result.updates} in {readable_time(result.seconds)}"
+        rows = [("validation mAP", best), ("updates", done)]
+        return notebook_html(f"Run {self.folder}", rows=rows)
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: the metrics of each update and each validation."""
@@ -53,6 +65,8 @@ def train(
     run_folder: str | Path | None = None,
     *,
     from_index: Index | str | Path | None = None,
+    resume: str | Path | None = None,
+    config: "TrainConfig | str | Path | None" = None,
     preset: Literal["auto", "paper"] = "auto",
     progress: bool | None = None,
     view: "TrainView | None" = None,
@@ -61,22 +75,24 @@ def train(
 ) -> Run:
     """Train a network on labelled photos by maximizing average precision.
 
-    `listwise.training.resume` resumes an interrupted run.
-
     Args:
         photos: a folder of class folders, a table or list of labelled photos, or the name of a
             data set.
         from_index: train the model of this index on its labels and marks, instead of `photos`. The
             model of the run is the new one only if it is better.
-        run_folder: folder to write the run to; by default runs/NAME.
+        run_folder: folder to write the run to; by default runs/NAME, or if there is a run in it
+            runs/NAME2, runs/NAME3 and so on.
+        resume: resume the interrupted run in this folder, with its photos and settings.
+        config: settings as a `TrainConfig`, whose fields editors complete, or a YAML file.
         preset: source of the settings that you do not give: auto chooses them for the photos and
             the machine, paper uses the values of the paper.
-        progress: whether to show a progress bar and the validations; by default on a terminal.
+        progress: whether to show a progress bar and the validations; by default on a terminal and
+            in a notebook.
         view: receives updates and validations instead of the progress bar.
         on_plan: called with the photos and settings before training starts.
         **settings: settings of `listwise.training.TrainConfig`. `loss` may also be a callable of
             descriptors and labels; `pooling` and `backbone` may also be modules. `teacher` may
-            also be a `Model`.
+            also be a `Model`. With `resume`, only such objects, which the run was started with.
 
     Returns:
         The run, with its model and metrics.
@@ -88,22 +104,21 @@ def train(
         >>> run = listwise.train(from_index="shop", adapter=True)     # doctest: +SKIP
         >>> run.comparison.better                                     # doctest: +SKIP
         True
+        >>> run = listwise.train(resume="runs/photos")                # doctest: +SKIP
     """
     from listwise.training import Trainer, prepare
-    from listwise.training.run import check_unused
+    from listwise.training import resume as resumed
+    from listwise.training.run import check_unused, is_index_run, read_run
 
-    if (photos is None) == (from_index is None):
-        raise InputError("give either `photos` or `from_index` to train on")
-    place = from_index.uri if isinstance(from_index, Index) else photos or from_index
-    folder = default_run_folder(str(place)) if run_folder is None else Path(run_folder)
-    check_unused(folder)
+    if [photos is None, from_index is None, resume is None].count(False) != 1:
+        raise InputError("give one of `photos`, `from_index` and `resume`")
+    if photos is not None:
+        check_named(photos)
     live: TrainView | None = None
-    if view is None and (sys.stderr.isatty() if progress is None else progress):
-        from rich.console import Console
-
+    if view is None and (bars_are_seen() if progress is None else progress):
         from listwise.training.view import LiveTrainView
 
-        live = view = LiveTrainView(Console(stderr=True))
+        live = view = LiveTrainView(stderr_console())
 
     def announce(plan: "TrainPlan") -> None:
         on_plan(plan)
@@ -111,6 +126,22 @@ def train(
             for note in plan.notes:
                 live.message(f"note: {note}")
 
+    if resume is not None:
+        folder = Path(resume)
+        if run_folder or config or settings.keys() - {"loss", "backbone", "pooling"}:
+            raise InputError("`resume` uses the settings of the run: leave out all others")
+        if is_index_run(folder, read_run(folder)):
+            from listwise.feedback import resume_from_index
+
+            return Run(folder, *resume_from_index(folder, view, announce))
+        trainer = resumed(folder, view, **settings)
+        announce(trainer.plan)
+        parts = {"device": trainer.plan.config.device, **trainer.plan.parts.modules}
+        return Run(folder, trainer.fit(), _parts=parts)
+    place = from_index.uri if isinstance(from_index, Index) else from_index or photos
+    folder = Path(run_folder or default_run_folder(str(place)))
+    check_unused(folder)
+    settings = merge(_given(config), settings)
     if from_index is not None:
         from listwise.feedback import train_from_index
 
@@ -127,6 +158,20 @@ def train(
     return Run(folder, trainer.fit(), _parts=parts)
 
 
+def _given(config: "TrainConfig | str | Path | None") -> dict[str, Any]:
+    if isinstance(config, str | Path):
+        return read_settings(config)
+    return {} if config is None else config.model_dump(exclude_unset=True)
+
+
 def default_run_folder(photos: str | Path) -> Path:
-    """Return the default folder of a run: `runs/NAME` for photos called NAME."""
-    return Path("runs") / Path(photos).resolve().stem
+    """Return the default folder of a run on photos called NAME.
+
+    It is the first of runs/NAME, runs/NAME2, runs/NAME3 ... without a run in it.
+    """
+    from listwise.training.run import RUN_FILE
+
+    first = Path("runs") / Path(photos).resolve().stem
+    names = (f"{first.name}{number}" for number in count(2))
+    folders = chain([first], map(first.with_name, names))
+    return next(folder for folder in folders if not (folder / RUN_FILE).exists())

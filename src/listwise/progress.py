@@ -20,10 +20,11 @@ def counting(what: str, total: int, show: bool | None = None) -> Iterator[Callab
     Args:
         what: the label of the bar.
         total: the number at which the bar is full.
-        show: whether to show it; by default on a terminal and for more than `FEW` photos.
+        show: whether to show it; by default on a terminal or in a notebook, and for more than
+            `FEW` photos.
     """
     if show is None:
-        show = total > FEW and sys.stderr.isatty()
+        show = total > FEW and bars_are_seen()
     if not show:
         yield lambda count: None
         return
@@ -31,12 +32,27 @@ def counting(what: str, total: int, show: bool | None = None) -> Iterator[Callab
         yield advance
 
 
+def bars_are_seen() -> bool:
+    """Return whether stderr is a terminal, or the output below the cell of a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def stderr_console() -> "Console":
+    """Return a console on stderr, where a bar is one line that is overwritten, also in a notebook.
+
+    Without this, rich would need ipywidgets in a notebook.
+    """
+    from rich.console import Console
+
+    seen = bars_are_seen()
+    return Console(stderr=True, force_terminal=seen or None, force_jupyter=False)
+
+
 def _make_bars(console: "Console | None", download: bool = False) -> "Progress":
     """Return progress bars that disappear when they are done; by default on stderr."""
     from rich import progress as rich
-    from rich.console import Console
 
-    console = console or Console(stderr=True)
+    console = console or stderr_console()
     amount: list[rich.ProgressColumn] = [rich.MofNCompleteColumn()]
     if download:
         amount = [rich.DownloadColumn(), rich.TransferSpeedColumn()]

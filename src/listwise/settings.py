@@ -146,8 +146,9 @@ class TrainConfig(_Settings):
     """All settings of a training run; the defaults are the paper's (section 4.2)."""
 
     # data
-    val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Fraction of the classes to validate on, if the photos have no split"""
+    val_fraction: float = Field(0.1, ge=0, lt=1)
+    """Fraction of the classes to validate on, if the photos have no split; 0 trains on all photos,
+    and validates on a part of them"""
     split_column: str = "split"
     """Column of the table that contains train or val"""
     strict: bool = False

@@ -164,7 +164,7 @@ def test_marks_between_training_and_validation_are_counted(marked, tmp_path):
     [
         ({"backbone": "resnet18"}, "leave out `backbone`"),
         ({"teacher": "resnet18"}, "leave out `teacher`"),
-        ({"photos": "photos"}, "give either `photos` or `from_index`"),
+        ({"photos": "photos"}, "give one of `photos`, `from_index` and `resume`"),
     ],
 )
 def test_settings_of_the_model_are_refused(marked, tmp_path, settings, message):

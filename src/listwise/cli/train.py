@@ -10,7 +10,7 @@ from listwise.cli.command import command, make_app
 from listwise.cli.output import Output, stoppable, typed_command
 from listwise.errors import InputError
 from listwise.progress import readable_time, stage_bars
-from listwise.settings import LabelSettings, TrainConfig, merge, read_settings
+from listwise.settings import LabelSettings, TrainConfig
 
 if TYPE_CHECKING:
     from listwise.feedback import Comparison
@@ -110,54 +110,33 @@ def train(
         raise InputError("--resume uses the settings of the run: leave out all other options")
     if resume is None and (photos is None) == (from_index is None):
         raise InputError("give the photos to train on: either PHOTOS or --from-index")
-    given = merge(read_settings(config) if config else {}, options)
-
     from listwise import api
     from listwise.training.distributed import process_group
     from listwise.training.run import RUN_FILE
+    from listwise.training.view import LiveTrainView
 
     folder = resume or run_folder or api.default_run_folder(str(photos or from_index))
+    if resume is None:
+        options |= {"photos": photos, "from_index": from_index, "run_folder": folder}
     with process_group() as first:
         output.console.quiet = not first
+        status = output.console.status("opening the run" if resume else "checking the photos")
+
+        def on_plan(plan: "TrainPlan") -> None:
+            status.stop()
+            output.show_plan(plan)
+
+        options |= {"view": LiveTrainView(output.console), "on_plan": on_plan}
         try:
-            sources = {"photos": photos, "from_index": from_index} if resume is None else {}
-            result, found = _train(sources, folder, output, given)
+            with status:
+                done = api.train(resume=resume, config=config, **options)
         except KeyboardInterrupt:
             started = (folder / RUN_FILE).exists()
             how = f"; resume with: listwise train --resume {folder}" if started else ""
             print(f"listwise: stopped{how}", file=sys.stderr)
             raise typer.Exit(130) from None
         if first:
-            _show_result(result, found, output)
-
-
-def _train(
-    sources: dict[str, Any], folder: Path, output: Output, given: dict[str, Any]
-) -> "tuple[TrainResult, Comparison | None]":
-    """Train on photos or from an index; without sources resume the run in the folder."""
-    from listwise import api, training
-    from listwise.training.run import is_index_run, read_run
-    from listwise.training.view import LiveTrainView
-
-    view = LiveTrainView(output.console)
-    status = output.console.status("checking the photos" if sources else "opening the run")
-
-    def on_plan(plan: "TrainPlan") -> None:
-        status.stop()
-        output.show_plan(plan)
-
-    with status:
-        if sources:
-            done = api.train(run_folder=folder, view=view, on_plan=on_plan, **sources, **given)
-            return done.result, done.comparison
-        if is_index_run(folder, read_run(folder)):
-            from listwise.feedback import resume_from_index
-
-            status.stop()
-            return resume_from_index(folder, view)
-        trainer = training.resume(folder, view)
-        status.stop()
-        return trainer.fit(), None
+            _show_result(done.result, done.comparison, output)
 
 
 def _show_result(result: "TrainResult", found: "Comparison | None", output: Output) -> None:

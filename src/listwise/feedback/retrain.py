@@ -83,7 +83,9 @@ def train_from_index(
 
 
 def resume_from_index(
-    run: str | Path, view: TrainView | None = None
+    run: str | Path,
+    view: TrainView | None = None,
+    on_plan: Callable[[TrainPlan], object] = lambda plan: None,
 ) -> tuple[TrainResult, Comparison]:
     """Resume an interrupted run of `train_from_index`; it does not read the index."""
     run = Path(run)
@@ -98,6 +100,7 @@ def resume_from_index(
         prepare(about["data"], settings, "paper", images),
         IndexTraining(model, record, images),
     )
+    on_plan(plan)
     return _fit(Trainer(plan, run, view, resume=True, make_parts=source.parts), source)
 
 

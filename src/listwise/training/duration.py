@@ -203,7 +203,7 @@ def plan_within_minutes(
     if given.compile == "auto":  # it takes a minute or two, which no trial measures
         given = given.model_copy(update={"compile": "no"})
     default, seconds = choose(given), 0.0
-    speed = _measure(default)
+    speed = measure_plan(default)
     spent += _teacher_seconds(default, speed)
     for config in reductions(given, default.config):
         plan = choose(config)
@@ -220,7 +220,8 @@ def plan_within_minutes(
     )
 
 
-def _measure(plan: TrainPlan) -> Speed:
+def measure_plan(plan: TrainPlan) -> Speed:
+    """Measure the speed of a network with the settings of a plan, which is created for this."""
     config, modules = plan.config, plan.parts.modules
     weights = {} if "backbone" in modules else {"weights": "random"}
     with torch.random.fork_rng([]):

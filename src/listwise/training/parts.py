@@ -305,7 +305,9 @@ class ModelFolder:
     def __init__(self, session: Session, net: RetrievalNet, sizes: Sizes) -> None:
         self.session, self.net, self.sizes = session, net, sizes
         self.folder, self.data = session.run / MODEL_FOLDER, str(session.plan.data.resolve())
-        self.source = f"validation photos of {self.data}"
+        plan = session.plan
+        self.held_out = plan.config.val_fraction > 0 or plan.train.splits is not None
+        self.source = f"{'validation' if self.held_out else 'training'} photos of {self.data}"
 
     def writer(self, found: Described, value: float) -> Task:
         """Return a function that writes the network as it is now, with its validation mAP."""
@@ -348,7 +350,8 @@ class ModelFolder:
         labels = self.session.plan.validation.labels[found.kept]
         calibration = None
         with suppress(InputError):
-            calibration = fit_calibration(found.descriptors, labels, self.source)
+            if self.held_out:
+                calibration = fit_calibration(found.descriptors, labels, self.source)
         tuned = ModelSettings(
             max_side=max_side,
             source=self.source,

@@ -62,14 +62,12 @@ def prepare(
         )
     images = _training_part(images)
     images, report = check_images(images, config.strict)
-    train, validation = _divide(images, config)
-    if (train.class_sizes() > 1).sum() < 2:
-        raise InputError(
-            f"{data}: training needs at least two classes with two or more photos, found "
-            f"{int((train.class_sizes() > 1).sum())}"
-        )
-    if not (validation.class_sizes() > 1).any():
-        raise InputError(f"{data}: validation needs at least one class with two or more photos")
+    try:
+        train, validation, notes = _divide(images, config, str(data))
+    except InputError as error:
+        if not report.broken:
+            raise
+        raise InputError(f"{report.lines()[0]}; {error}") from None
     longer = dict(zip(images.files(), report.sizes.max(axis=1), strict=True))
     sides = np.array([longer[file] for file in validation.files()])
     plan = TrainPlan(
@@ -78,7 +76,7 @@ def prepare(
         validation,
         config,
         {},
-        report.lines(),
+        [*report.lines(), *notes],
         parts,
         decoded_bytes=3 * int(report.sizes.prod(axis=1).sum()),
         val_sides=(int(np.percentile(sides, 90, method="higher")), int(sides.max())),
@@ -193,8 +191,11 @@ def _training_part(images: LabelledImages) -> LabelledImages:
     return replace(images.of_split("train"), splits=None)
 
 
-def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages, LabelledImages]:
-    """Divide the images into training and validation images."""
+def _divide(
+    images: LabelledImages, config: TrainConfig, data: str
+) -> tuple[LabelledImages, LabelledImages, list[str]]:
+    """Divide the images into training and validation images; return notes on the validation."""
+    notes = []
     if images.splits is not None:
         train, validation = images.of_split("train"), images.of_split("val")
         shared = set(train.class_names) & set(validation.class_names)
@@ -203,5 +204,20 @@ def _divide(images: LabelledImages, config: TrainConfig) -> tuple[LabelledImages
                 f"class {sorted(shared)[0]!r} is in both splits, but validation needs classes that "
                 "are not trained on: give all photos of a class the same split"
             )
-        return train, validation
-    return hold_out_classes(images, config.val_fraction, config.seed)
+    else:
+        fraction = config.val_fraction or TrainConfig().val_fraction
+        train, validation = hold_out_classes(images, fraction, config.seed)
+        train = train if config.val_fraction else images
+        if set(train.class_names) & set(validation.class_names):
+            same = "other photos of the training classes, because there are fewer than 4 classes"
+            if not config.val_fraction:
+                same = "photos that are trained on, and the model is not calibrated"
+            notes.append(f"validation mAP is too high for new classes: it uses {same}")
+    trained = int((train.class_sizes() > 1).sum())
+    if trained < 2:
+        raise InputError(
+            f"{data}: training needs at least two classes with two or more photos, found {trained}"
+        )
+    if not (validation.class_sizes() > 1).any():
+        raise InputError(f"{data}: validation needs at least one class with two or more photos")
+    return train, validation, notes

@@ -149,6 +149,7 @@ class Progress(FileHeader):
     """The progress of a run: everything besides tensors that the next update depends on.
 
     `tuples` are the last mined ones; they cannot be mined again, because the network has changed.
+    `pending` are the metrics of an update that was interrupted before it was validated.
     `metrics_sum` is the checksum of `metrics.jsonl` up to this update. `out_of_time` is true if the
     run has stopped because its minutes were over. `max_side` is the chosen photo size.
     """
@@ -164,6 +165,7 @@ class Progress(FileHeader):
     seconds: float = 0.0
     counts: Counts = Field(default_factory=Counts)
     tuples: list[list[int]] = Field(default_factory=list)
+    pending: dict[str, float] = Field(default_factory=dict)
     metrics_sum: int | None = None
     out_of_time: bool = False
     max_side: int | None = None

@@ -140,6 +140,7 @@ class Trainer:
             self._saved["memory"] = self.memory
         checkpoint = self.run / CHECKPOINT_FILE
         self._random: list[Tensor] = []
+        self._state: tuple[list[Tensor], Counts] | None = None
         if resume and checkpoint.exists():
             loaded = load_checkpoint(checkpoint, self._saved, self.optimizer)
             session.progress, self._random = loaded
@@ -172,7 +173,11 @@ class Trainer:
             self._announce_time()
             self.view.start(progress.update, self.plan.config.updates)
             self._started = time.perf_counter() - progress.seconds
-            self._train(files)
+            try:
+                self._train(files)
+            except KeyboardInterrupt:
+                self._save_interrupted(files)
+                raise
             self._report_end()
             if progress.max_side is None:
                 self._choose_size(files)
@@ -189,6 +194,8 @@ class Trainer:
 
     def _train(self, files: RunFiles | None) -> None:
         config, progress = self.plan.config, self.progress
+        if progress.pending:
+            self._end_update(files)
         if self._finished():
             return
         if progress.update == 0:
@@ -198,6 +205,7 @@ class Trainer:
                 value = self._validate(files)
                 if files:
                     files.write_metrics(0, validation_map=value)
+            self._note_state()
             mark = time.perf_counter()
             for batch in batches:
                 self.session.report_unreadable(
@@ -219,18 +227,37 @@ class Trainer:
                 }
                 if isinstance(self.net, RetrievalNet) and isinstance(self.net.pooling, GeM):
                     metrics["gem_power"] = float(self.net.pooling.p.detach())
+                progress.pending = metrics
+                self._note_state()
                 self.view.update(progress.update, metrics)
-                if progress.update % config.validate_every == 0 or self._finished():
-                    metrics["validation_map"] = self._validate(files)
-                if files:
-                    files.write_metrics(progress.update, **metrics)
-                # The first update fixes the micro-batch; a new best must match `model`.
-                due = progress.update in (1, progress.best_update)
-                if due or progress.update % config.checkpoint_every == 0 or self._finished():
-                    self._save(files)
+                self._end_update(files)
                 if self._finished():
                     break
                 mark = time.perf_counter()
+
+    def _end_update(self, files: RunFiles | None) -> None:
+        """Validate if it is time to, and write the metrics of the update, and a checkpoint."""
+        config, progress = self.plan.config, self.progress
+        if progress.update % config.validate_every == 0 or self._finished():
+            progress.pending["validation_map"] = self._validate(files)
+        metrics, progress.pending = progress.pending, {}
+        if files:
+            files.write_metrics(progress.update, **metrics)
+        # The first update fixes the micro-batch; a new best must match `model`.
+        due = progress.update in (1, progress.best_update)
+        if due or progress.update % config.checkpoint_every == 0 or self._finished():
+            self._save(files)
+
+    def _note_state(self) -> None:
+        """Note what a checkpoint needs if the next update is interrupted."""
+        self._state = self.step.forward().random_state(), replace(self.step.counts)
+
+    def _save_interrupted(self, files: RunFiles | None) -> None:
+        """Write a checkpoint of the last update, unless the weights were just being changed."""
+        if self._state is not None and self.progress.update:
+            random_state, self.progress.counts = self._state
+            self.step.forward().set_random_state(random_state)
+            self._save(files)
 
     def _report_end(self) -> None:
         """Tell the user why training stopped early, and if no update was better than the start."""
@@ -356,6 +383,7 @@ class Trainer:
                 f"the loss is {loss} at update {progress.update + 1}: "
                 'lower `learning_rate`, or use `precision="float32"`'
             )
+        self._state = None  # until the weights and the progress fit together again
         self.optimizer.step()
         if self.average:
             self.average.update(progress.update)
@@ -371,13 +399,13 @@ class Trainer:
     def _validate(self, files: RunFiles | None) -> float:
         """Validate the weights, and their average if there is one; return the better mAP."""
         progress = self.progress
-        progress.validations_since_best += 1
         started = time.perf_counter()
         value = self._validate_weights(files, picture=True)
         if self.average and progress.update:
             with self.average.applied():
                 value = max(value, self._validate_weights(files))
-        best = progress.validations_since_best == 0
+        best = progress.best_update == progress.update
+        progress.validations_since_best = 0 if best else progress.validations_since_best + 1
         self._time_left.note_validation(time.perf_counter() - started)
         self.view.advance(progress.update, self._time_left.seconds(progress.update))
         self.view.validation(progress.update, value, best)
@@ -398,7 +426,6 @@ class Trainer:
             progress.first_map = value
         if value > progress.best_map:
             progress.best_map, progress.best_update = value, progress.update
-            progress.validations_since_best = 0
             if files and found:
                 files.write("model", self.parts.model.writer(found, value))
         return value
@@ -439,8 +466,7 @@ def resume(
     about, settings = read_run_settings(run)
     if is_index_run(run, about):
         raise InputError(
-            f"{run} trains from an index: resume it with listwise.feedback.resume_from_index, or "
-            "with listwise train"
+            f'{run} trains from an index: resume it with listwise.train(resume="{run}")'
         )
     given = {"loss": loss, "backbone": backbone, "pooling": pooling}
     for kind, part in given.items():
