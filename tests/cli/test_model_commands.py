@@ -70,7 +70,7 @@ def test_tuning_shows_what_was_kept_and_what_it_costs(run, photos):
     settings = load_model("model", "cpu").tuned
     assert "kept" in lines[2]
     assert lines[2].split()[1] == ",".join(f"{scale:g}" for scale in settings.scales)
-    assert "(48 photos of 8 classes), time of the network" in lines[6]
+    assert "(48 photos of 8 classes, each searched in one of 2 parts" in lines[6]
     assert lines[7] == "the settings are stored in model"
     answer = run("extract", "model", photos, "out.parquet", "--json")
     assert answer["settings"]["scales"] == list(settings.scales)
@@ -147,3 +147,33 @@ def test_index_and_search_with_an_onnx_file(run, listwise, photos):
     assert listwise("index", "build", "shop", photos / "class0", "--model", ONNX)[0] == 0
     (hit,) = run("search", "shop", photos / "class0/2.jpg", "-k", "1", "--json")["results"]
     assert hit["id"] == "2.jpg"
+
+
+def test_a_model_is_calibrated_by_a_command(listwise, run, model, photos, copies):
+    code, _, err = listwise("search", "none", photos / "class0" / "0.jpg")
+    assert code == 2
+    opened = load_model(model)
+    assert opened.calibration is None
+    out = run("calibrate", model, copies, "--max-side", 48)
+    assert "is calibrated: score" in out
+    again = load_model(model)
+    assert again.calibration.source == str(Path(copies).resolve())
+    assert again.fingerprint == opened.fingerprint
+    answer = run("calibrate", model, copies, "--max-side", 48, "--json")
+    assert answer["slope"] == again.calibration.slope
+    run("index", "build", "shop", photos, "--model", model)
+    hits = run("search", "shop", photos / "class0" / "0.jpg", "--min-probability", 0.5, "--json")[
+        "results"
+    ]
+    assert hits[0]["probability"] >= 0.5
+    _, _, err = listwise("calibrate", model, photos / "class0")
+    assert "directly in it" in err
+
+
+def test_each_map_says_what_it_measures(run, model, photos):
+    out = " ".join(run("evaluate", model, photos).split())
+    assert "each query is searched in the whole database" in out
+    out = " ".join(run("whiten", model, photos).split())
+    assert "each searched in one of 2 parts; listwise evaluate searches all together" in out
+    out = " ".join(run("tune", model, photos).split())
+    assert "each searched in one of 2 parts; listwise evaluate searches all together" in out

@@ -46,6 +46,8 @@ def test_a_study_is_made_once_and_goes_on_after_an_interruption(
     assert err.strip() == "listwise: stopped; run the same command again to resume"
     out = run(*command)
     assert "run 2 of 2: bins-20, seed 0" in out
+    assert re.search(r"the training of 2 runs takes about \d+ (s|min)", out)
+    assert re.search(r"the training of 1 run takes about \d+ (s|min)", out)
     assert "| bins M | seeds | validation mAP |" in out
     assert "wrote results.csv, table.md and plot.svg to out" in out
     _, out, err = listwise(*command, "--json")

@@ -26,6 +26,7 @@ COMMANDS = {
     "extract": "model.extract",
     "whiten": "model.whiten",
     "tune": "model.tune",
+    "calibrate": "model.calibrate",
     "evaluate": "model.evaluate",
     "index": "index",
     "search": "search.search",

@@ -179,7 +179,10 @@ def tune(output: Output, model: Path, photos: str, **options: Any) -> None:
     facts = {"model": model, "changed": found.changed, "settings": found.model.tuned}
     output.answer(facts | {name: getattr(found, name) for name in names})
     typer.echo(found.table())
+    from listwise.descriptors.choosing import searched_in
+
     photos_per_class = f"{found.queries} photos of {found.classes} classes"
+    photos_per_class += searched_in(found.parts)
     milliseconds = f"{1000 * found.start_seconds:.1f} -> {1000 * found.seconds:.1f} ms per photo"
     output.say(
         f"validation mAP {100 * found.start_map:.1f} -> {100 * found.validation_map:.1f} "
@@ -188,6 +191,39 @@ def tune(output: Output, model: Path, photos: str, **options: Any) -> None:
     done = f"the settings are stored in {model}" if found.changed else f"{model} is unchanged"
     output.say(done if found.changed else f"no other setting is clearly better: {done}", "bold")
     output.next_step("index", "build", "INDEX", "PHOTOS", "--model", model)
+
+
+@command(app, "descriptors.model:Model.calibrate")
+def calibrate(
+    output: Output, model: Path, photos: str, *, device: str = "auto", **options: Any
+) -> None:
+    """Fit the probability that two photos show the same thing, and store it in the model.
+
+    Args:
+        model: model folder or run folder.
+        photos: labelled photos: a folder of class folders, a .csv or .parquet table, or a .txt
+            list.
+
+    Examples:
+      listwise calibrate runs/a/model validation
+      listwise search shop chair.jpg --min-probability 0.9
+
+    Use photos of things that the model was not trained on. listwise train calibrates the model of a
+    run on its validation photos. Calibrate again after listwise whiten or listwise tune.
+    """
+    from listwise.descriptors.loading import find_model_folder, load_folder
+
+    folder = find_model_folder(model)
+    with stoppable(""):
+        calibrated = load_folder(folder, device).calibrate(photos, **options)
+    calibrated.save(folder)
+    found = calibrated.calibration
+    assert found is not None
+    half, most = found.score(0.5), found.score(0.9)
+    done = (
+        f"{model} is calibrated: score {half:.3f} means a probability of 50 %, {most:.3f} of 90 %"
+    )
+    output.result({"model": model, **found.model_dump()}, done)
 
 
 @command(app, "results.evaluate:evaluate")
@@ -245,7 +281,10 @@ def _print_evaluation(output: Output, result: "Evaluation") -> None:
 
     typer.echo(result.table())
     if LABELS in result.figures:
-        output.say("protocol Labels: a result is correct if it has the label of the query")
+        whole = "each query is searched in the whole database"
+        output.say(
+            f"protocol Labels: {whole}; a result is correct if it has the label of the query"
+        )
     for name, described in result.described.items():
         if described.settings is not None:
             output.say(f"{name} described {described.settings.size_text()}")

@@ -122,8 +122,15 @@ class WhiteningChoice:
         return (
             f"validation mAP {100 * self.start_map:.1f} without whitening, "
             f"{100 * self.validation_map:.1f} with the best ({value:+.1f} ± {error:.1f}, "
-            f"{self.queries} photos of {self.classes} classes)"
+            f"{self.queries} photos of {self.classes} classes{searched_in(len(self.directions))})"
         )
+
+
+def searched_in(parts: int) -> str:
+    """Return the end of a sentence that says which photos a validation has searched."""
+    if parts == 1:
+        return ""
+    return f", each searched in one of {parts} parts; listwise evaluate searches all together"
 
 
 def without_test_split(images: LabelledImages) -> LabelledImages:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ class Tuning:
         classes: the number of their classes.
         start_seconds: the time of the network for a photo before, in seconds.
         seconds: the time of the network for a photo with `model`, in seconds.
+        parts: the number of parts of the photos; each photo is searched in its part.
     """
 
     model: Model
@@ -101,6 +103,7 @@ class Tuning:
     classes: int
     start_seconds: float
     seconds: float
+    parts: int = 1
 
     @property
     def changed(self) -> bool:
@@ -120,6 +123,9 @@ class Tuning:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.table())}</pre>"
 
 
 def tune(
@@ -242,6 +248,7 @@ class _Search:
             classes=len(np.unique(self.labels)),
             start_seconds=self.found.seconds(first.scales),
             seconds=self.found.seconds(self.now.scales),
+            parts=len(folds),
         )
 
     def _describe(self, chosen: npt.NDArray[np.int64]) -> ScaledDescriptors:

@@ -21,7 +21,7 @@ from listwise.descriptors import Model, Whitening, load_model
 from listwise.files import write_text
 from listwise.machine import seeded
 from listwise.models import RetrievalNet
-from listwise.progress import progress_bar
+from listwise.progress import count_of, progress_bar, readable_time
 from listwise.results import describe_benchmark
 from listwise.settings import TrainConfig
 from listwise.studies.definitions import HYPER_PARAMETERS, Variant
@@ -35,6 +35,7 @@ from listwise.studies.plan import (
     read_study_json,
 )
 from listwise.training import Trainer
+from listwise.training.duration import TimeLeft, measure_plan
 from listwise.training.run import CHECKPOINT_FILE, MODEL_FOLDER, RUN_FILE
 from listwise.training.view import LiveTrainView, TrainView
 
@@ -119,6 +120,12 @@ class StudyView:
         if self.console is not None:
             self.console.print(f"run {number} of {count}: {name}: already finished", style="dim")
 
+    def time(self, seconds: float, runs: int) -> None:
+        """Called with the estimated time of the training that is left, and the number of runs."""
+        if self.console is not None:
+            left = f"the training of {count_of(runs, 'run')} takes about {readable_time(seconds)}"
+            self.console.print(left, style="dim", highlight=False)
+
     def describing(self, what: str, photos: int) -> AbstractContextManager[Callable[[int], object]]:
         """Called before photos are described; yields a function of the number just described."""
         if self.console is None:
@@ -157,7 +164,10 @@ def run_study(
     results = StudyResults(
         untrained=evaluate(untrained, "the untrained network", start, partial(_untrained, config))
     )
-    number = 0
+    number, took = 0, list[float]()
+    ahead = study_plan.count - len(list(study_plan.out.glob(f"runs/*/*/*/{OUTCOME_FILE}")))
+    if view.console is not None and ahead > 0:
+        view.time(ahead / study_plan.count * estimate_seconds(study_plan), ahead)
     best: dict[str, float] = {}
     for seed in range(study_plan.seeds):
         for variant in study_plan.variants:
@@ -171,6 +181,9 @@ def run_study(
                     run = _train(
                         study_plan, variant, seed, rate, view.run(number, study_plan.count, name)
                     )
+                    took.append(run.seconds)
+                    if left := study_plan.count - number:
+                        view.time(left * sum(took) / len(took), left)
                 else:
                     view.skipped(number, study_plan.count, name)
                 runs.append(run.model_copy(update={"kept": False}))
@@ -186,6 +199,17 @@ def run_study(
             results.outcomes[place] = winner.model_copy(update={"kept": True, "judged": judged})
             on_found(results)
     return results
+
+
+def estimate_seconds(study_plan: StudyPlan) -> float:
+    """Estimate how long all runs of a study train on this machine, from a trial of a few photos."""
+    plan, total = study_plan.plan, 0.0
+    speed, size = measure_plan(plan), plan.config.crops.size
+    for variant in study_plan.variants:
+        config = study_plan.config(variant, 0, study_plan.rates[0])
+        made = replace(plan, config=config, speed=speed.scaled((config.crops.size / size) ** 2))
+        total += TimeLeft(made, made.sizes.cost()).seconds(0) or 0.0
+    return total * study_plan.count / len(study_plan.variants)
 
 
 def _name(study_plan: StudyPlan, variant: Variant, seed: int, rate: float) -> str:
