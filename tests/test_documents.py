@@ -150,8 +150,8 @@ def test_the_training_guide(photos, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("0 ")
     assert quick in own
     exec(own.replace(quick, repr(SMALL)[1:-1]), names)
-    assert names["trainer"].progress.update == 2
-    assert names["trainer"].plan.config.loss == "custom:guide.pairwise_loss"
+    assert names["run"].result.updates == 2
+    assert names["plan"].config.loss == "custom:guide.pairwise_loss"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
