@@ -93,7 +93,8 @@ def search(
                 _save(opened, names, entries, boxes, chosen)
             found = opened.store.get([int(hit["key"]) for hit in answer["results"]])
             for hit in answer["results"]:
-                hit["path"] = found[int(hit["key"])].path
+                entry_found = found.get(int(hit["key"]))  # None if it was removed meanwhile
+                hit["path"] = entry_found and entry_found.path
             if sheet is not None:
                 _draw(sheet, opened, answer["results"], names, boxes, entries)
     facts = {"results": answer["results"], "verified": answer["verified"], "sheet": sheet}
@@ -148,7 +149,11 @@ def _draw(
     from listwise.search.views import draw_sheet
 
     found = index.store.get([int(hit["key"]) for hit in results])
-    hits = [Hit(found[int(hit["key"])], hit["score"], hit["inliers"]) for hit in results]
+    hits = [
+        Hit(found[key], hit["score"], hit["inliers"])
+        for hit in results
+        if (key := int(hit["key"])) in found
+    ]
     draw_sheet(index, hits, photos, boxes, entries).save(sheet)
 
 
