@@ -56,6 +56,7 @@ export class QueryPanel {
     stage.setAttribute("aria-label", drawable ? `${name}: draw a box around what you search for` : name);
     if (this.image.dataset.shown !== url) {
       this.image.dataset.shown = url;
+      byId("query").scrollTop = 0;
       setPicture(this.image, url);
       this.image.alt = name;
       // Of a photo whose file is missing the thumbnail is shown, and no box can be drawn.
