@@ -72,9 +72,10 @@ def server(servers):
     return servers[0]
 
 
-def ask(url, *photos, **options):
-    """What a server answers to a search: the results."""
-    return Client(url, TOKEN).search(photos, k=PHOTOS, **options)["results"]
+def ask(url, *photos, boxes=None, keys=(), **options):
+    """What a server answers to a search by all these examples: the results."""
+    examples = {"like": keys, "box": boxes, "average": True}
+    return Client(url, TOKEN).search(list(photos), PHOTOS, **examples, **options)["results"]
 
 
 @pytest.fixture
