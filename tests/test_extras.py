@@ -54,7 +54,7 @@ USED_BY = {
     "local": ("local",),
     "losses": ("compare",),
     "models": ("export", "imagenet"),
-    "search": ("index", "milvus"),
+    "search": ("index", "milvus", "watch"),
     "serving": ("serve",),
     "settings": ("train",),
     "studies": ("train", "compare"),

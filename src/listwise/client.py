@@ -190,8 +190,12 @@ class Client:
                 raise
             return False
 
+    def restore(self, key: str) -> Json:
+        """Add an entry again that was removed, and return it. Requires the token."""
+        return self._json("POST", f"{_entry(key)}/restore")
+
     def duplicates(self, **options: Any) -> Json:
-        """List groups of duplicates, with the options `threshold`, `start` and `count`."""
+        """List groups of duplicates, with `threshold`, `mirrored`, `start` and `count`."""
         return self._get("/api/duplicates", **options)
 
     def facets(self) -> Json:

@@ -75,7 +75,7 @@ def test_defaults_are_those_of_the_functions_and_of_the_paper(help_of):
     assert "--projection INTEGER|none" in train
     assert "none adds no layer. [default: none]" in train
     assert "[default: listwise-demo]" in one_line(help_of(("demo",)))
-    assert "[default: 0.95]" in one_line(help_of(("index", "duplicates")))
+    assert "[default: 0.8]" in one_line(help_of(("index", "duplicates")))
     assert "--codebook PATH Codebook learned from other photos. [required]" in one_line(
         help_of(("local", "evaluate"))
     )

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_build_add_remove_info(run, build, listwise, tmp_path):
     out = run("index", "add", "shop", "new.jpg", "wreck.jpg", "copy.jpg", "--workers", 0)
     assert "1 added; 49 photos in shop" in out
     assert "skipped 1 photo that cannot be read: " in out
-    assert "skipped 1 photo already in the index under another id: copy.jpg" in out
+    assert f"{Path('copy.jpg').absolute()} is the same as class0/0.jpg" in out
     assert run("index", "info", "shop", "--json")["entries"] == 49
     out = run("index", "remove", "shop", "new.jpg", "photos/class3", "class1/2.jpg")
     assert "removed 8 photos from shop; 41 photos left" in out
@@ -127,15 +128,68 @@ def test_duplicates(run, listwise):
     with Image.open("photos/class0/0.jpg") as photo:
         photo.save("again.png")
     run("index", "add", "shop", "again.png", "--workers", 0)
-    command = ("index", "duplicates", "shop", "--threshold", 0.9999, "--no-verify")
+    shutil.copy("photos/class0/1.jpg", "same.jpg")
+    out = run("index", "add", "shop", "same.jpg", "--workers", 0)
+    skipped = "skipped 1 photo with the content of another one"
+    assert f"{skipped}: {Path('same.jpg').absolute()} is the same as 1.jpg" in out
+    command = ("index", "duplicates", "shop", "--threshold", 0.99)
     out = run(*command, "--sheet", "d.png")
-    assert all(text in out for text in ("near", "again.png", "1 photo could be removed"))
+    texts = ("near", "again.png", "keep: largest file", "exact", "same.jpg", "same content")
+    assert all(text in out for text in (*texts, "2 photos could be removed"))
     assert Image.open("d.png").width > 200
-    (group,) = run(*command, "--json")["groups"]
-    assert {entry["id"] for entry in group["entries"]} == {"0.jpg", "again.png"}
+    near, exact = sorted(run(*command, "--json")["groups"], key=lambda group: group["exact"])
+    assert {entry["id"] for entry in near["entries"]} == {"0.jpg", "again.png"}
+    assert [(entry["id"], entry["copies"]) for entry in exact["entries"]] == [
+        ("1.jpg", ["same.jpg"])
+    ]
     assert listwise(*command, "--remove")[0] != 0  # nobody answers
-    assert "removed 1 photo from shop" in run(*command, "--remove", "--yes")
+    assert "removed 2 photos from shop" in run(*command, "--remove", "--yes")
     assert "no duplicates found" in run(*command)
+    assert Path("same.jpg").exists()
+
+
+@pytest.mark.usefixtures("few")
+def test_sync(run, listwise):
+    """The folder of the photos is known; a build tells what is missing, and keeps the limits."""
+    run("index", "limits", "shop", "--memory", "1MB")
+    Path("photos/class0/0.jpg").unlink()
+    Path("photos/class0/1.jpg").rename("photos/class0/moved.jpg")
+    shutil.copy("photos/class1/0.jpg", "photos/class0/new.jpg")
+    dry = run("index", "sync", "shop", "--dry-run", "--prune")
+    counts = "1 added, 0 changed, 1 moved, 1 removed"
+    assert f"nothing was changed; a sync would have: {counts}; 6 photos in shop" in dry
+    assert all(text in dry for text in ("added: new.jpg", "moved: moved.jpg", "removed: 0.jpg"))
+    out = run("index", "build", "shop", "photos/class0", "--workers", 0)
+    folder = Path("photos/class0").absolute()
+    gone = f"1 photo of the index no longer in {folder}: remove them with listwise index sync shop"
+    assert f"{gone} --prune" in out
+    assert run("index", "info", "shop", "--json")["intent"]["memory"] == 1_000_000
+    out = run("index", "sync", "shop", "--workers", 0)
+    assert "0 added, 0 changed, 0 moved, 0 removed; 7 photos in shop" in out
+    assert "1 photo no longer in the folder: 0.jpg; --prune removes them" in out
+    found = run("index", "sync", "shop", "photos/class0", "--prune", "--json")
+    assert (found["removed"], found["entries"]) == (["0.jpg"], 6)
+
+
+@pytest.mark.usefixtures("build")
+def test_sync_watches_the_folder(run):
+    """Changes are followed until Ctrl-C."""
+    pytest.importorskip("watchdog")
+    RetrievalNet("test_resnet.r160_in1k", weights="random").save("known")
+    run("index", "build", "shop", "photos/class0", "--model", "known", *QUICK)
+    command = [sys.executable, "-m", "listwise", "index", "sync", "shop", "--prune", "--watch"]
+    text = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **text) as process:
+        line = process.stdout.readline()
+        assert "0 added, 0 changed, 0 moved, 0 removed" in line, process.stderr.read()
+        Path("photos/class0/0.jpg").unlink()
+        assert "0 added, 0 changed, 0 moved, 1 removed" in process.stdout.readline()
+        shutil.copy("photos/class1/0.jpg", "photos/class0/new.jpg")
+        assert "1 added, 0 changed, 0 moved, 0 removed" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "listwise: stopped" in errors
 
 
 @pytest.mark.usefixtures("few")

@@ -115,7 +115,7 @@ def test_a_moved_photo_moves_without_being_described_again(index, model, own, mo
             yield found
 
     monkeypatch.setattr(type(model), "describe_parts", counted)
-    assert add(index, model, moved) == {"updated": 48}
+    assert add(index, model, moved) == {"moved": 48}
     assert not described
     assert len(index) == 48
     for entry in index:
@@ -135,13 +135,13 @@ def test_photos_that_change_names_are_found_under_them(index, model, own):
     keys = [entry_key("class0/0.jpg"), entry_key("class1/0.jpg")]
     before = index.vectors(keys)
     exchange(first, second)
-    assert add(index, model, own) == {"unchanged": 46, "updated": 2}
+    assert add(index, model, own) == {"unchanged": 46, "moved": 2}
     assert np.array_equal(index.vectors(keys), before[::-1])
     assert add(index, model, own) == {"unchanged": 48}
 
     os.rename(first, own / "class0" / "renamed.jpg")
     Image.effect_noise((50, 60), 90).save(first)
-    assert add(index, model, own) == {"unchanged": 47, "updated": 1, "added": 1}
+    assert add(index, model, own) == {"unchanged": 47, "moved": 1, "added": 1}
     renamed = index.vectors([entry_key("class0/renamed.jpg"), keys[0]])
     assert np.array_equal(renamed[0], before[1])
     assert np.abs(renamed[1] - before[1]).max() > 1e-3
@@ -187,7 +187,7 @@ def test_a_photo_that_is_added_again_keeps_its_attributes(index, model, own):
     assert add(index, model, own / "class0") == {"added": 4, "unchanged": 2}
     Image.effect_noise((60, 50), 80).save(own / "class0" / "1.jpg")  # new content
     (own / "class0" / "2.jpg").rename(own / "class0" / "moved.jpg")
-    assert add(index, model, own / "class0") == {"replaced": 1, "updated": 1, "unchanged": 4}
+    assert add(index, model, own / "class0") == {"replaced": 1, "moved": 1, "unchanged": 4}
     kept = {entry.id: entry.attributes for entry in index if entry.attributes}
     assert kept == {"1.jpg": {"color": "red"}, "moved.jpg": {"color": "blue"}}
     (own / "class0" / "t.csv").write_text("path,color\n1.jpg,green\n")

@@ -291,7 +291,7 @@ def test_tuning_is_measured_and_remembered(index):
 
 
 def test_other_content_than_was_written_is_refused(index, monkeypatch):
-    index.store_local()
+    index.change_header(local=True)
     entries, rows = fill(index, 20)
     new = NewEntries(entries, rows, [b""] * 20, [b"local"] * 20)
     wrong = list(entries_module.new_rows(new))
@@ -324,7 +324,7 @@ def test_local_features_belong_to_their_entries(new_place):
         entries, rows = fill(made, 5)
         assert made.contents("local", [one.key for one in entries]) == {}
         assert made.info()["local"] is None
-        made.store_local()
+        made.change_header(local=True)
         assert made.header.local is True
         assert made.local_sizes() == dict.fromkeys([one.key for one in entries], 0)
         new = entry("new")

@@ -4,10 +4,12 @@ import io
 import itertools
 import json
 import re
+import shutil
 import struct
 import threading
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -514,33 +516,68 @@ def test_duplicates_are_listed_in_pages(serve, index, photos, tmp_path):
             photo.save(tmp_path / f"copy{number}.png", compress_level=number)
     index.add(sorted(tmp_path.glob("copy*.png")), workers=0, progress=False)
     client = serve(index, token=TOKEN, limits=Limits(results=2))
-    first = client.get("/api/duplicates?threshold=0.9999&count=2").json()
+    first = client.get("/api/duplicates?threshold=0.99&count=2").json()
     assert (len(first["groups"]), first["total"]) == (2, 3)
-    rest = client.get("/api/duplicates?threshold=0.9999&start=2").json()["groups"]
+    rest = client.get("/api/duplicates?threshold=0.99&start=2").json()["groups"]
     groups = first["groups"] + rest
     assert [(len(group["entries"]), group["size"]) for group in groups] == [(2, 3), (2, 2), (2, 2)]
     assert len({entry["id"] for group in groups for entry in group["entries"]}) == 6
     key = rest[0]["entries"][1]["key"]
     assert client.delete(f"/api/entries/{key}", headers=BEARER).status_code == 200
-    assert client.get("/api/duplicates?threshold=0.9999").json()["total"] == 2
+    assert client.get("/api/duplicates?threshold=0.99").json()["total"] == 2
     for threshold in (0.4, 3):
         assert client.get(f"/api/duplicates?threshold={threshold}").status_code == 400
 
 
-def test_near_duplicates_are_verified_as_the_command_does(reader, module_index):
-    """With so low a threshold, descriptors alone would join different photos."""
-    answer = reader.get("/api/duplicates?threshold=0.5").json()
-    shown = [{entry["id"] for entry in group["entries"]} for group in answer["groups"]]
-    groups = module_index.duplicates(threshold=0.5, verify=True, progress=False)
-    assert shown == [{entry.id for entry in group.entries} for group in groups]
-    assert len(groups) != len(module_index.duplicates(threshold=0.5, verify=False, progress=False))
+def test_duplicates_are_those_of_the_command(reader, module_index):
+    answer = reader.get("/api/duplicates?threshold=0.5&mirrored=true").json()
+    shown = [[entry["id"] for entry in group["entries"]] for group in answer["groups"]]
+    groups = module_index.duplicates(threshold=0.5, mirrored=True, progress=False)
+    assert shown == [[entry.id for entry in group.entries] for group in groups]
+    assert [group["reason"] for group in answer["groups"]] == [group.reason for group in groups]
+
+
+def test_files_with_the_same_content_are_listed_without_their_folder(serve, index, tmp_path):
+    (entry, *_) = index
+    shutil.copy(entry.path, tmp_path / "same.jpg")
+    index.add(tmp_path / "same.jpg", workers=0, progress=False)
+    answer = serve(index).get("/api/duplicates?threshold=1").json()
+    (group,) = [group for group in answer["groups"] if group["exact"]]
+    assert (group["size"], group["score"], group["reason"]) == (1, 1, "same content")
+    assert [(each["id"], each["copies"]) for each in group["entries"]] == [(entry.id, ["same.jpg"])]
+    assert str(tmp_path) not in json.dumps(answer)
+
+
+def test_a_removal_is_undone(serve, index, tmp_path):
+    """The entry is what it was; the file of an added photo is deleted and restored."""
+    client = serve(index, token=TOKEN, uploads=tmp_path / "uploads")
+    (first, *_) = index
+    index.label(first.id, "tower")
+    texture(5).save(tmp_path / "new.png")
+    given = {"photos": (tmp_path / "new.png").read_bytes()}
+    (added,) = client.post("/api/entries", files=given, headers=BEARER).json()["added"]
+    for key, uploaded in ((str(first.key), False), (added, True)):
+        entry = index.entry(int(key))
+        vector, content = index.store.vectors([entry.key]), Path(entry.path).read_bytes()
+        restore = partial(client.post, f"/api/entries/{key}/restore")
+        assert client.delete(f"/api/entries/{key}", headers=BEARER).status_code == 200
+        assert Path(entry.path).exists() is not uploaded
+        assert restore().status_code == 401
+        assert restore(headers=BEARER).json()["id"] == entry.id
+        assert index.entry(int(key)) == entry
+        assert (index.store.vectors([entry.key]) == vector).all()
+        assert Path(entry.path).read_bytes() == content
+        assert client.get(f"/api/entries/{key}/thumbnail").status_code == 200
+        assert restore(headers=BEARER).json()["id"] == entry.id  # a repeated request
+    assert client.post("/api/entries/1/restore", headers=BEARER).status_code == 404
+    assert index.check().ok
 
 
 def test_a_long_comparison_of_duplicates_is_answered_later(serve, index, monkeypatch, pool):
     """Meanwhile the server answers other requests, in the threads that all of them share."""
     ready, begun = threading.Event(), []
 
-    def slow(store, threshold, reranker, on_progress):
+    def slow(store, threshold, mirrored, on_progress):
         begun.append(threshold)
         while not ready.wait(0.02):
             on_progress(1)

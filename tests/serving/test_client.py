@@ -55,7 +55,7 @@ def test_every_request_of_the_interface_has_a_method(shop, server, files, tmp_pa
         with pytest.raises(ServerError, match="a photo must be a file, its bytes or a Pillow"):
             shop.search(wrong)
     assert len(shop.similar(first["key"], k=2, expand=True)["results"]) == 2
-    assert shop.duplicates(threshold=0.999)["total"] >= 0
+    assert shop.duplicates(threshold=0.999, mirrored=True)["total"] >= 0
     assert shop.facets()["facets"] == []
 
     new = tmp_path / 'a "new" photo.jpg'
@@ -70,6 +70,8 @@ def test_every_request_of_the_interface_has_a_method(shop, server, files, tmp_pa
     assert changed["attributes"] == {"price": "12.5", "sold": "false"}
     assert shop.remove(added["added"][0])
     assert not shop.remove(added["added"][0])
+    assert shop.restore(key) == changed
+    assert shop.remove(key)
 
     marks = shop.mark(new, box=box, same=keys[:2], different=[keys[2]], by="Ann")["marks"]
     assert [(mark["same"], mark["by"]) for mark in marks] == [

@@ -86,10 +86,7 @@ def asked(server):
 
 @pytest.fixture(scope="module")
 def few(browser, landmarks, model, tmp_path_factory):
-    """The page of a server of nine photos, of which two are alike, and a client with the token.
-
-    All pairs that a random network finds similar are verified by geometry, which takes long.
-    """
+    """The page of a server of nine photos, of which two are alike, and a client with the token."""
     base = tmp_path_factory.mktemp("few")
     folder = base / "photos"
     folder.mkdir()
@@ -456,6 +453,7 @@ def test_geometry_and_the_large_view(few, landmarks):
 
 
 def test_duplicates_are_shown_and_removed_but_the_last_photo(few):
+    """Side by side and whole; a removal is confirmed, and can be undone."""
     visitor, client = few
     page = visitor.page
     visitor.begin()
@@ -467,22 +465,39 @@ def test_duplicates_are_shown_and_removed_but_the_last_photo(few):
     expect(shown).to_have_count(groups["total"])
     expect(page.locator("#duplicates-count")).not_to_contain_text("Comparing")
     assert visitor.fits()
-    page.locator("#duplicates .choose").first.click()
-    visitor.wait()
-    key = groups["groups"][0]["entries"][0]["key"]
-    assert page.url.endswith(f"#/entry/{key}")
-    page.go_back()
-    visitor.see("#duplicates")
-    page.reload()
-    expect(shown).to_have_count(groups["total"])
+    entries = groups["groups"][0]["entries"]
+    names = [entry["id"].rpartition("/")[2] for entry in entries]
+    first = shown.first
+    assert first.locator("img").evaluate_all(
+        "images => images.every((each) => getComputedStyle(each).objectFit === 'contain')"
+    )
+    expect(first.locator(".best")).to_have_text(f"Best: {groups['groups'][0]['reason']}")
+    first.locator(".choose").last.click()
+    expect(page.locator("#viewer-name")).to_have_text(re.compile(re.escape(names[-1]) + "$"))
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.closest('li').dataset.key") == entries[-1]["key"]
+
     removed = []
     page.on("request", lambda sent: removed.append(sent.url) if sent.method == "DELETE" else None)
-    page.evaluate(
-        "document.querySelectorAll('#duplicate-groups > li:first-child .danger')"
-        ".forEach((button) => button.click())"
-    )
+    first.get_by_role("button", name=re.compile("^Keep ")).click()
+    question = first.locator(".actions p")
+    expect(question).to_contain_text(names[1])
+    expect(question).to_contain_text("not be deleted")
+    first.get_by_role("button", name="Cancel").click()
+    assert not removed
+    first.locator(".danger").first.click()
+    expect(question).to_contain_text(names[0])
+    first.locator(".actions .danger").click()
+    if len(entries) == 2:
+        expect(shown).to_have_count(groups["total"] - 1)
+    page.get_by_role("button", name="Undo").click()
+    expect(shown).to_have_count(groups["total"])
+    assert client.get(f"/api/entries/{entries[0]['key']}").json()["id"] == entries[0]["id"]
+    shown.first.get_by_role("button", name=re.compile("^Keep ")).click()
+    shown.first.locator(".actions .danger").click()
     expect(shown).to_have_count(groups["total"] - 1)
-    assert len(removed) == len(groups["groups"][0]["entries"]) - 1
+    assert len(removed) == len(entries)
+    assert client.get(f"/api/entries/{entries[0]['key']}").status_code == 200
     visitor.check()
 
 

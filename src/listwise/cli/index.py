@@ -110,26 +110,37 @@ def build(
     Every column of a table other than path and box becomes an attribute. Run the same command
     again to resume after an interruption.
     """
-    from listwise.search.methods import search_intent
+    from listwise.search.methods import SearchIntent, search_intent
 
     wanted = search_intent(**take(options, "memory", "milliseconds", "recall"))
 
+    from listwise.data import Images
     from listwise.search.filling import open_sources
     from listwise.search.opening import open_index_for
+    from listwise.search.syncing import missing_entries
 
     sources = open_sources(photos)
     described = take(options, "max_side", "scales", "power", "device")
     with output.console.status("loading the model"):
         opened = open_index_for(index, sources, model, **described, on_note=output.note)
     with opened:
-        if len(opened):
-            output.note(f"adding to an index of {count_of(len(opened), 'photo')}: {index}")
+        known = len(opened)
+        if known:
+            output.note(f"adding to an index of {count_of(known, 'photo')}: {index}")
+            if wanted == SearchIntent():
+                wanted = opened.store.method.state.intent
         with stoppable():
             added = opened.add(sources, local=local, workers=workers, **options)
             if local:
                 opened.add_local_features(workers=workers)  # of entries that were there before
             if added.errors and not len(opened):
                 raise InputError(f"none of the photos can be read; the first: {added.errors[0]}")
+            for folder in (source.folder for source in sources if isinstance(source, Images)):
+                gone = len(missing_entries(opened.store, folder)) if folder and known else 0
+                if gone:
+                    there = f"{count_of(gone, 'photo')} of the index no longer in {folder}"
+                    remove = f"listwise index sync {shlex.quote(index)} --prune"
+                    output.note(f"{there}: remove them with {remove}")
             with output.console.status("choosing a search method"):
                 tuned = opened.tune(wanted, output.note)
         _print_added(output, opened, added, tuned)
@@ -173,9 +184,9 @@ def _print_added(
     output.unreadable(added.errors)
     if added.copies:
         copies = count_of(len(added.copies), "photo")
-        shown = f"already in the index under another id: {first_five(added.copies)}"
-        output.say(f"skipped {copies} {shown}", "yellow")
-    kinds = ("added", "replaced", "updated", "unchanged")
+        shown = first_five([f"{path} is the same as {name}" for path, name in added.copies])
+        output.say(f"skipped {copies} with the content of another one: {shown}", "yellow")
+    kinds = ("added", "replaced", "moved", "updated", "unchanged")
     done = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
     held = count_of(len(index), "photo")
     output.say(f"{done or 'nothing to add'}; {held} in {index.uri}", "bold")
@@ -193,6 +204,64 @@ def _search_text(tuned: "TuningResult") -> str:
         f"search: {tuned.method}; recall@10 {tuned.recall:.3f}, {tuned.milliseconds:.1f} ms per "
         f"query, {decimal(tuned.memory)} of memory"
     )
+
+
+@command(app, "search.index:Index.sync", without=("only",))
+def sync(
+    output: Output,
+    index: str,
+    folders: list[str] | None = None,
+    *,
+    prune: bool = False,
+    dry_run: bool = False,
+    watch: bool = False,
+    **options: Any,
+) -> None:
+    """Bring an index up to date with folders: add, describe again, move and remove photos.
+
+    Args:
+        folders: folders of photos; by default those that were added to the index.
+        prune: remove the entries whose photo is no longer in its folder.
+        dry_run: change nothing, and show what would be done.
+        watch: continue, and follow changes of the folders until Ctrl-C.
+
+    Examples:
+      listwise index sync shop --dry-run
+      listwise index sync shop --prune
+      listwise index sync shop photos --prune --watch
+    """
+    if watch and dry_run:
+        raise InputError("--dry-run does not work with --watch: leave one of them out")
+    with open_existing(index) as opened, stoppable():
+        from listwise.search.syncing import followed_folders, watch_folders
+
+        given = followed_folders(opened.store, folders)
+        for changed in watch_folders(given) if watch else [None]:
+            how = {"prune": prune, "dry_run": dry_run, "only": changed, **options}
+            done = opened.sync(given, **how)
+            if changed is None or done.changed:
+                _print_synced(output, opened, done, dry_run)
+
+
+def _print_synced(
+    output: Output, index: "search.Index", done: "search.Synced", dry_run: bool
+) -> None:
+    """Print what happened to the photos of folders."""
+    if output.json:
+        output.print_json({"index": index.uri, "entries": len(index), **vars(done)})
+        return
+    output.unreadable(done.errors)
+    kinds = {"added": "added", "replaced": "changed", "moved": "moved", "removed": "removed"}
+    counts = [f"{len(getattr(done, kind))} {name}" for kind, name in kinds.items()]
+    lead = "nothing was changed; a sync would have: " if dry_run else ""
+    output.say(f"{lead}{', '.join(counts)}; {count_of(len(index), 'photo')} in {index.uri}", "bold")
+    for kind in kinds if dry_run else ():
+        names = [each if isinstance(each, str) else each[1] for each in getattr(done, kind)]
+        if names:
+            output.say(f"{kinds[kind]}: {first_five(names)}")
+    if done.missing:
+        gone = f"{count_of(len(done.missing), 'photo')} no longer in the folder"
+        output.say(f"{gone}: {first_five(done.missing)}; --prune removes them", "yellow")
 
 
 @command(app, "search.index:Index.entries", name="list")
@@ -250,18 +319,18 @@ def duplicates(
     yes: bool = False,
     **options: Any,
 ) -> None:
-    """Find photos that are in an index more than once: exact copies and near-duplicates.
+    """Find photos that are in an index more than once: files with the same content, and copies.
 
     Args:
         sheet: write a picture of the groups to this file (.png).
-        remove: keep the largest photo of each group, remove the others.
+        remove: keep the best photo of each group in the index; the files are not deleted.
         yes: remove without asking.
 
     Examples:
       listwise index duplicates shop
       listwise index duplicates shop --sheet duplicates.png
-      listwise index duplicates shop --threshold 0.98 --json
-      listwise index duplicates shop --remove  # keep the largest of each group
+      listwise index duplicates shop --mirrored --threshold 0.95 --json
+      listwise index duplicates shop --remove  # keep the best of each group
     """
     check_output(sheet, *PICTURES)
     if remove and output.json and not yes:
@@ -276,11 +345,13 @@ def duplicates(
             _print_duplicates(output, groups)
             if sheet is not None and groups:
                 output.say(f"wrote a picture of the groups to {sheet}")
-        others = [entry for group in groups for entry in group.entries[1:]]
-        question = f"remove {count_of(len(others), 'photo')} from the index?"
+        total = sum(group.files - 1 for group in groups)
+        question = f"remove {count_of(total, 'photo')} from the index? The files are not deleted"
         removed = 0
-        if remove and others and (yes or typer.confirm(question)):
-            removed = opened.remove(others)
+        if remove and total and (yes or typer.confirm(question)):
+            copies = [path for group in groups for path in group.entries[0].copies]
+            others = [entry for group in groups for entry in group.entries[1:]]
+            removed = opened.remove([*others, *copies])
     if output.json:
         from listwise.search.views import DuplicateView
 
@@ -297,11 +368,13 @@ def _print_duplicates(output: Output, groups: "list[search.DuplicateGroup]") -> 
     rows = []
     for number, group in enumerate(groups, 1):
         first = (str(number), "exact" if group.exact else "near", f"{group.score:.3f}")
+        note = f"keep: {group.reason}"
         for entry in group.entries:
-            rows.append((*first, *_id_and_size(entry)))
-            first = ("", "", "")
-    output.table(("group", "kind", "score", "photo", "size"), rows)
-    total = sum(len(group.entries) - 1 for group in groups)
+            rows.append((*first, *_id_and_size(entry), note))
+            first, note = ("", "", ""), ""
+            rows += [(*first, name, "", "same content") for name in entry.copy_names]
+    output.table(("group", "kind", "score", "photo", "size", ""), rows)
+    total = sum(group.files - 1 for group in groups)
     found = count_of(len(groups), "group")
     output.say(f"{found}; {count_of(total, 'photo')} could be removed", "bold")
 

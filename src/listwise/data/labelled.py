@@ -25,6 +25,7 @@ class Images:
         boxes: the part of each image to use, None for the whole image; None if no image has one.
         attributes: the other columns of the source for each image, as text.
         ignored: how many other files a folder contains, by their endings.
+        folder: the absolute path of the folder that was read; empty for other sources.
     """
 
     paths: tuple[str, ...]
@@ -32,6 +33,7 @@ class Images:
     boxes: tuple[Box | None, ...] | None
     attributes: tuple[Mapping[str, str], ...] | None = field(default=None, kw_only=True)
     ignored: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    folder: str = field(default="", kw_only=True)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -70,7 +72,10 @@ class Images:
         )
         old: Sequence[Mapping[str, str]] = self.attributes or [{}] * len(self)
         merged = tuple(dict(each) | text for each, text in zip(old, texts, strict=True))
-        return replace(self, ids=names, attributes=merged if any(merged) else None)
+        # A folder with other ids cannot be read again.
+        folder = self.folder if ids is None else ""
+        attributes = merged if any(merged) else None
+        return replace(self, ids=names, attributes=attributes, folder=folder)
 
     def subset(self, indices: npt.ArrayLike) -> Self:
         """Return the images at these positions, in this order."""

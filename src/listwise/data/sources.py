@@ -100,7 +100,7 @@ def read_images(source: str | Path | Table) -> Images:
     source = Path(source).expanduser()
     if source.is_dir():
         rows, ignored = _folder_rows(source)
-        return replace(_unlabelled(rows), ignored=ignored)
+        return replace(_unlabelled(rows), ignored=ignored, folder=os.path.abspath(source))
     if source.suffix.lower() in IMAGE_SUFFIXES and source.exists():
         return _unlabelled([_ListedImage(os.path.abspath(source), str(source))])
     if _is_table(source, _PHOTOS):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from listwise.search.store import IndexHeader, IndexUpgradedError, Store
     from listwise.search.stored_marks import ClassProgress, IndexMarks, Suggestion
+    from listwise.search.syncing import Synced
     from listwise.search.upgrading import ResultChange, UpgradeChanges, UpgradeResult
 
 __all__ = ["Added", "CheckResult", "ClassProgress", "Conflict", "DamagedIndexError"]
@@ -40,7 +41,7 @@ __all__ += ["DuplicateGroup", "Entry", "ExactIndex", "Facet", "Filter", "Generat
 __all__ += ["Index", "IndexHeader", "IndexMarks", "IndexUpgradedError", "Mark", "MarkTable"]
 __all__ += ["MarkedClass", "MarkedQuery", "Marks", "NewEntries", "ResultChange"]
 __all__ += ["SearchIntent", "SearchOptions"]
-__all__ += ["Store", "Suggestion", "UpgradeChanges", "UpgradeResult", "VectorIndex"]
+__all__ += ["Store", "Suggestion", "Synced", "UpgradeChanges", "UpgradeResult", "VectorIndex"]
 __all__ += ["add_descriptors", "add_photos", "alpha_query_expansion", "check_index"]
 __all__ += ["create_store", "database_augmentation", "diffuse", "diffusion_scores", "exact_search"]
 __all__ += ["header_of", "open_index", "open_store", "parse_filter", "refined_search"]
@@ -48,6 +49,6 @@ __all__ += ["superglobal_scores"]
 
 _MODULES = ["entries", "engines", "store", "options", "filters", "methods", "marks", "exact"]
 _MODULES += ["refinement", "hits", "checking", "duplicates", "filling", "generation", "index"]
-_MODULES += ["opening", "stored_marks", "upgrading"]
+_MODULES += ["opening", "stored_marks", "syncing", "upgrading"]
 
 __getattr__, __dir__ = import_when_used(__name__, __all__, _MODULES)

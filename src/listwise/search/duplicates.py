@@ -1,143 +1,192 @@
-"""Find photos that are in an index more than once: exact copies and near-duplicates."""
+"""Find photos that are in an index more than once: files with the same content, and copies."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
-from listwise.data.images import ImageError
 from listwise.errors import InputError
-from listwise.search.entries import Entry, Keys, entry_key, in_parts
-from listwise.search.hits import nearest_others
+from listwise.search.alignment import (
+    WINDOWS,
+    Float32,
+    compare_aligned,
+    mirror_signatures,
+    read_picture,
+    signatures,
+)
+from listwise.search.entries import Entry, Keys, in_parts
+from listwise.search.filling import current_copies, thumbnail_from_photo
 from listwise.search.store import Store
 
-if TYPE_CHECKING:
-    from listwise.local.rerank import Reranker
+THRESHOLD = 0.8
+_CANDIDATE = 0.75  # minimum similarity of the signatures of two photos that are aligned
+_BLOCK = 500  # photos whose signatures are computed together
+_SCORES = 1 << 25  # similarities of signatures that are in memory
+_TOGETHER = 256  # pairs that are aligned together
 
-THRESHOLD = 0.95
-NEAREST = 20  # neighbors per photo; larger groups are joined from several photos
-_BLOCK = 1000  # entries that are read together
-_QUERIES = 64  # photos that are searched together; other searches wait for them
+Pictures = dict[int, Float32]
+"""Pictures [3, SIDE, SIDE] by the keys of their entries."""
 
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Entries that show the same photo.
+    """Entries that show the same photo, or one entry of several files with the same content.
 
     Attributes:
-        entries: two or more entries; the photo with most pixels comes first.
+        entries: the entries, the best one first; their `copies` are further files.
         exact: whether all files have the same content.
-        score: the lowest score of a pair that joins the group; 1 for exact copies.
+        score: the lowest score of a pair that joins the group; 1 for the same content.
+        reason: why the first entry is the best one.
     """
 
     entries: tuple[Entry, ...]
     exact: bool
     score: float
+    reason: str
+
+    @property
+    def files(self) -> int:
+        """The number of files."""
+        return sum(1 + len(entry.copies) for entry in self.entries)
 
 
 def find_duplicates(
     store: Store,
     threshold: float = THRESHOLD,
-    reranker: "Reranker | None" = None,
+    mirrored: bool = False,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> list[DuplicateGroup]:
     """Find groups of duplicates, the largest group first.
 
-    Two photos are duplicates if their content is the same, or if their score reaches a threshold
-    and their local features agree on one geometry. Duplicates of duplicates are in one group.
-    Photos are searched in blocks: memory grows by 16 bytes per photo, and with the duplicates.
+    Thumbnails are compared, or the photos of entries without them. Two photos are duplicates if
+    one of them, moved and scaled a little, has the details of the other. Duplicates of duplicates
+    are in one group. Memory grows by about 1.5 kB per photo.
 
     Args:
         store: the store of an index of N entries.
-        threshold: the minimum score of near-duplicates, from -1 to 1.
-        reranker: verifies the geometry of near-duplicates whose photos can be read; None skips
-            this step.
-        on_progress: called with the number of photos that were just searched, and with 0 in
-            between; an exception that it raises stops the search.
+        threshold: the minimum score of duplicates, above 0 and at most 1.
+        mirrored: also find photos that were mirrored.
+        on_progress: called with the number of photos that were just read, then again with the
+            number that were just compared, 2 N in all, and with 0 in between; an exception that it
+            raises stops the search.
     """
-    if not -1 <= threshold <= 1:
-        raise InputError(f"`threshold` must be from -1 to 1, not {threshold:g}")
+    if not 0 < threshold <= 1:
+        raise InputError(f"`threshold` must be above 0 and at most 1, not {threshold:g}")
     groups = _Groups()
-    known = [np.zeros((0, 2), np.int64)]
-    for part in in_parts(store.keys().tolist(), _BLOCK):
-        entries = list(store.get(part).values())
-        digests = [(entry_key(entry.digest), entry.key) for entry in entries if entry.digest]
-        known.append(np.array(digests, np.int64).reshape(-1, 2))
-        keys = np.array([entry.key for entry in entries], np.int64)
-        near = _near_pairs(store, keys, threshold, on_progress)
-        for one, other, score in _verified(store, near, groups, reranker, on_progress):
-            groups.join(one, other, score)
-        on_progress(len(entries))
-    for one, other in _same_content(np.concatenate(known)):
-        groups.join(one, other, 1.0)
+    with ThreadPoolExecutor() as pool:
+
+        def pictures(keys: Sequence[int]) -> Pictures:
+            on_progress(0)
+            return _read_pictures(store, pool, keys)
+
+        whole: Pictures = {}
+        for part in in_parts(store.keys().tolist(), _BLOCK):
+            for key, picture in pictures(part).items():
+                whole[key] = signatures(picture[None], WINDOWS[0])[0]
+            on_progress(len(part))
+        keys, rows = np.array([*whole], np.int64), np.array([*whole.values()], np.float32)
+        del whole
+        ways = [(rows, False)] + [(mirror_signatures(rows), True)] * (mirrored and len(rows) > 0)
+        for part in in_parts(keys.tolist(), max(1, min(_BLOCK, _SCORES // max(1, len(keys))))):
+            own = pictures(part)
+            for others, mirror in ways:
+                for some in in_parts(_candidates(own, keys, others), _TOGETHER):
+                    new = [pair for pair in some.tolist() if not groups.joined(*pair[:2])]
+                    known = own | pictures([key for _, key, _ in new if key not in own])
+                    for one, other, score in _compare(known, new, mirror):
+                        if score >= threshold:
+                            groups.join(one, other, score)
+            on_progress(len(part))
+    return _finished(store, groups)
+
+
+def _read_pictures(store: Store, pool: ThreadPoolExecutor, keys: Sequence[int]) -> Pictures:
+    """The pictures of entries; those without a thumbnail and a photo are left out."""
+    photos = store.contents("thumbnail", keys)
+    lacking = store.get([key for key in keys if key not in photos])
+    photos |= dict(zip(lacking, pool.map(thumbnail_from_photo, lacking.values()), strict=True))
+    photos = {key: photo for key, photo in photos.items() if photo}
+    return dict(zip(photos, pool.map(read_picture, photos.values()), strict=True))
+
+
+def _candidates(own: Pictures, keys: Keys, others: Float32) -> Keys:
+    """The keys of pairs with similar signatures, and the number of the most similar window: [n, 3].
+
+    Args:
+        own: pictures of which any window may be similar.
+        keys: the keys of all entries [N].
+        others: the signatures of their whole pictures [N, d].
+    """
+    if not own:
+        return np.zeros((0, 3), np.int64)
+    pictures = np.stack([*own.values()])
+    best = np.full((len(own), len(keys)), -1, np.float32)
+    number = np.zeros(best.shape, np.int8)
+    for i, window in enumerate(WINDOWS):
+        likeness = signatures(pictures, window) @ others.T
+        better = likeness > best
+        np.copyto(best, likeness, where=better)
+        np.copyto(number, i, where=better)
+    places = np.nonzero(best >= _CANDIDATE)
+    ones = np.array([*own], np.int64)[places[0]]
+    return np.stack([ones, keys[places[1]], number[places]], axis=1)
+
+
+def _compare(
+    pictures: Pictures, pairs: Sequence[Sequence[int]], mirror: bool
+) -> list[tuple[int, int, float]]:
+    """Align the pictures of pairs of keys from a window on: the keys with their scores."""
+    pairs = [pair for pair in pairs if pictures.keys() >= {*pair[:2]}]  # none was removed meanwhile
+    if not pairs:
+        return []
+    ones, others, windows = zip(*pairs, strict=True)
+    first, second = (np.stack([pictures[key] for key in keys]) for keys in (ones, others))
+    second = second[..., ::-1] if mirror else second
+    scores = compare_aligned(first, second, WINDOWS[[*windows]]).tolist()
+    return [*zip(ones, others, scores, strict=True)]
+
+
+def _finished(store: Store, groups: "_Groups") -> list[DuplicateGroup]:
+    """The groups with their entries, and the entries of several files with the same content."""
+    for row in chain.from_iterable(store.rows(["copies"])):
+        if row["copies"] != "[]":
+            groups.setdefault(row["key"], _Joined([row["key"]]))
     members: dict[int, Entry] = {}
     for part in in_parts(list(groups), _BLOCK):
-        members.update(store.get(part))
-        on_progress(0)
+        for key, entry in store.get(part).items():
+            members[key] = replace(entry, copies=current_copies(entry))
     found = [
         _group([members[key] for key in group.keys if key in members], group.score)
         for group in set(groups.values())
     ]
-    kept = [group for group in found if len(group.entries) > 1]
-    return sorted(kept, key=lambda group: (-len(group.entries), -group.score, group.entries[0].id))
-
-
-def _same_content(known: Keys) -> Iterator[tuple[int, int]]:
-    """Pairs of entries with equal digests, from numbers of digests and keys [n, 2]."""
-    ordered = known[np.argsort(known[:, 0], kind="stable")]
-    equal = np.flatnonzero(ordered[1:, 0] == ordered[:-1, 0])
-    return ((int(ordered[i, 1]), int(ordered[i + 1, 1])) for i in equal)
-
-
-def _near_pairs(
-    store: Store, keys: Keys, threshold: float, on_progress: Callable[[int], object]
-) -> Iterator[tuple[int, int, float]]:
-    """Pairs of a block of entries and their neighbors whose scores reach the threshold."""
-    for part in in_parts(keys, _QUERIES):
-        on_progress(0)
-        for own, found in zip(part.tolist(), nearest_others(store, part, NEAREST), strict=True):
-            for other, score in found:
-                if score >= threshold:
-                    yield own, other, min(score, 1.0)
-
-
-def _verified(
-    store: Store,
-    pairs: Iterable[tuple[int, int, float]],
-    groups: "_Groups",
-    reranker: "Reranker | None",
-    on_progress: Callable[[int], object],
-) -> Iterator[tuple[int, int, float]]:
-    """The pairs whose photos agree in geometry; a pair that is joined already is not compared."""
-    if reranker is None:
-        yield from pairs
-        return
-    from listwise.local.rerank import MINIMUM
-    from listwise.local.verification import verify
-
-    # Each pair is found from both of its photos.
-    wanted = {(min(one, other), max(one, other)): score for one, other, score in pairs}
-    for part in in_parts(list(wanted.items()), _BLOCK):
-        entries = store.get(sorted({key for pair, _ in part for key in pair}))
-        for (one, other), score in part:
-            on_progress(0)
-            joined = one in groups and groups[one] is groups.get(other)
-            if joined or not {one, other} <= entries.keys():
-                continue
-            try:
-                first, second = reranker.features(entries[one]), reranker.features(entries[other])
-            except ImageError:
-                yield one, other, score  # the score alone decides
-                continue
-            if verify(first, second).inliers >= MINIMUM:
-                yield one, other, score
+    kept = [group for group in found if group.files > 1]
+    return sorted(kept, key=lambda group: (-group.files, -group.score, group.entries[0].id))
 
 
 def _group(entries: Sequence[Entry], score: float) -> DuplicateGroup:
-    entries = sorted(entries, key=lambda entry: (-entry.width * entry.height, entry.id))
+    """A group of entries, the best one first."""
+    ranked = sorted(entries, key=lambda entry: ([-value for value, _ in _merits(entry)], entry.id))
+    reason = "same content"
+    if len(ranked) > 1:
+        first, second = map(_merits, ranked[:2])
+        better = (name for (a, name), (b, _) in zip(first, second, strict=True) if a > b)
+        reason = next(better, "first by name")
     exact = len({entry.digest for entry in entries}) == 1 and bool(entries[0].digest)
-    return DuplicateGroup(tuple(entries), exact, score)
+    return DuplicateGroup(tuple(ranked), exact, score, reason)
+
+
+def _merits(entry: Entry) -> list[tuple[int, str]]:
+    """What makes a photo the best one of a group: numbers, the most important first, and names."""
+    path = Path(entry.path)
+    size = path.stat().st_size if entry.path and path.exists() else 0
+    return [
+        (int(size > 0), "its file exists"),
+        (entry.width * entry.height, "most pixels"),
+        (size, "largest file"),
+    ]
 
 
 @dataclass(eq=False)
@@ -150,6 +199,10 @@ class _Joined:
 
 class _Groups(dict[int, _Joined]):
     """The group of each entry that has duplicates, by its key."""
+
+    def joined(self, one: int, other: int) -> bool:
+        """Whether two entries are the same or in one group."""
+        return one == other or (one in self and self[one] is self.get(other))
 
     def join(self, one: int, other: int, score: float) -> None:
         """Put the groups of two entries together."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ UPLOADED_AS = "uploaded_as"
 """The attribute of a photo that a client of a server added: the name of its file."""
 SUMS = ("descriptor_sum", "entry_sum", "thumbnail_sum", "local_sum")
 """Names of the checksum columns, in every engine."""
-VALUES = ("id", "path", "width", "height", "box", "digest", "attributes")
+VALUES = ("id", "path", "width", "height", "box", "digest", "attributes", "copies")
 """Names of the columns of an entry's values."""
 ENTRY = (*VALUES, "entry_sum")
 """Names of the columns from which an entry is made."""
@@ -51,6 +52,7 @@ class Entry:
         box: the part of the photo that was described, x0, y0, x1, y1 in pixels; None for all.
         digest: a hash of the file and the box; empty if the file was not read.
         attributes: other columns of the table that the photo came from.
+        copies: paths of other files with the same content.
     """
 
     id: str
@@ -60,11 +62,22 @@ class Entry:
     box: "Box | None" = None
     digest: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
 
     @property
     def key(self) -> int:
         """The number that identifies the entry in every engine."""
         return entry_key(self.id)
+
+    @property
+    def copy_names(self) -> list[str]:
+        """The names of the copies: relative to the folder of the entry if they are below it."""
+        folder = self.path.removesuffix(self.id)
+        inside = bool(folder) and folder != self.path
+        return [
+            path.removeprefix(folder) if inside and path.startswith(folder) else Path(path).name
+            for path in self.copies
+        ]
 
 
 def with_attributes(entry: Entry, values: Mapping[str, str]) -> Entry:
@@ -78,7 +91,8 @@ def as_row(entry: Entry) -> dict[str, Any]:
     values = {name: getattr(entry, name) for name in VALUES}
     box = "" if entry.box is None else json.dumps(entry.box)
     attributes = json.dumps(dict(entry.attributes), ensure_ascii=False)
-    return {"key": entry.key, **values, "box": box, "attributes": attributes}
+    others = {"attributes": attributes, "copies": json.dumps(entry.copies)}
+    return {"key": entry.key, **values, "box": box, **others}
 
 
 def entry_key(name: str) -> int:
@@ -242,7 +256,8 @@ def read_entry(uri: str, row: Mapping[str, Any]) -> Entry:
         raise damaged_entries(uri, [str(row["id"])])
     values = {name: row[name] for name in VALUES}
     box = tuple(json.loads(row["box"])) if row["box"] else None
-    return Entry(**{**values, "box": box, "attributes": json.loads(row["attributes"])})
+    attributes, copies = json.loads(row["attributes"]), tuple(json.loads(row["copies"]))
+    return Entry(**{**values, "box": box, "attributes": attributes, "copies": copies})
 
 
 def check_content(uri: str, what: str, key: int, content: bytes, stored: int) -> None:

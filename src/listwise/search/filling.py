@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -39,6 +39,8 @@ LARGE = 1024  # a JPEG file is decoded at a fraction of its size if its sides st
 Item = TypeVar("Item")
 NewPhoto = tuple[Entry, PhotoFile]
 """A new entry, and its file with the content."""
+Moves = list[tuple[Entry, Entry]]
+"""Entries, and what replaces them with the same descriptors and thumbnails."""
 
 Source: TypeAlias = "str | Path | Images | DescriptorFile"
 Sources: TypeAlias = "Source | Sequence[Source] | Table"
@@ -53,17 +55,19 @@ class Added:
     Attributes:
         added: new entries.
         replaced: entries whose file has new content.
-        updated: entries whose path or attributes have changed, or that got local features.
+        moved: entries whose file has moved: the earlier id and the new one.
+        updated: entries whose attributes have changed, or that got local features.
         unchanged: entries that were already in the index.
-        copies: photos with the content of another entry, which were not added.
+        copies: photos that were not added: the path, and the id of the entry with this content.
         errors: one line for each photo that could not be added.
     """
 
     added: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
+    moved: list[tuple[str, str]] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
-    copies: list[str] = field(default_factory=list)
+    copies: list[tuple[str, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -127,19 +131,29 @@ def add_photos(
         workers: the number of processes that decode; chosen from the cores by default.
         on_progress: called with the number of photos that were just processed.
     """
-    store.refresh()  # another process may store local features since
     store.header.check(model.fingerprint, store.uri)
-    result = Added()
-    with closing(
-        describe_entries(
-            Generation(store, model),
-            _new_photos(store, images, result, exif, on_progress),
-            thumbnails=thumbnails,
-            local=local_encoder(store),
-            workers=workers,
-            on_progress=on_progress,
-        )
-    ) as parts:
+    options: dict[str, Any] = {"thumbnails": thumbnails, "workers": workers}
+    return _add(Generation(store, model), images, exif, on_progress, **options)
+
+
+def _add(
+    generation: Generation,
+    images: Images,
+    exif: bool = False,
+    on_progress: Callable[[int], object] = lambda count: None,
+    **options: Any,
+) -> Added:
+    """Add photos as `add_photos` does; the model is loaded when one has to be described."""
+    store, result = generation.store, Added()
+    store.refresh()  # another process may store local features since
+
+    def move(moves: Moves) -> None:
+        move_entries(store, moves)
+
+    photos = _new_photos(store, images, result, move, exif, on_progress)
+    given = {"local": local_encoder(store), "on_progress": on_progress}
+    options = {"thumbnails": True, **given, **options}
+    with closing(describe_entries(generation, photos, **options)) as parts:
         for entries, _, found in parts:
             known = store.get([entry.key for entry in entries])
             if entries:
@@ -148,6 +162,62 @@ def add_photos(
             for entry in entries:
                 (result.replaced if entry.key in known else result.added).append(entry.id)
     return result
+
+
+def add_images(generation: Generation, images: Images, **options: Any) -> Added:
+    """Add photos as `add_photos` does, and remember their copies and their folder."""
+    store = generation.store
+    added = _add(generation, images, **options)
+    remember_copies(store, added.copies)
+    if images.folder:
+        folders = dict.fromkeys((*store.header.folders, images.folder))
+        store.change_header(folders=tuple(folders))
+    return added
+
+
+def preview_photos(
+    store: Store, images: Images, exif: bool, on_progress: Callable[[int], object]
+) -> Added:
+    """What `add_photos` would do; nothing is changed."""
+    store.refresh()
+    result = Added()
+    for entry, _ in _new_photos(store, images, result, lambda moves: None, exif, on_progress):
+        (result.replaced if store.get([entry.key]) else result.added).append(entry.id)
+        on_progress(1)
+    return result
+
+
+def remember_copies(store: Store, copies: Iterable[tuple[str, str]]) -> None:
+    """Write the paths of photos that were not added to the entries with their content.
+
+    `copies` is that of `Added`.
+    """
+    paths: dict[int, list[str]] = {}
+    for path, name in copies:
+        paths.setdefault(entry_key(name), []).append(path)
+    for part in in_parts([*paths], LOCAL_PART):
+        moves: Moves = []
+        for key, entry in store.get(part).items():
+            others = tuple(path for path in paths[key] if path not in (entry.path, *entry.copies))
+            if others:
+                moves.append((entry, replace(entry, copies=entry.copies + others)))
+        move_entries(store, moves)
+
+
+def forget_copies(store: Store, copies: Mapping[int, Collection[str]]) -> int:
+    """Remove copies, given by key and path, from their entries, and return their number."""
+    moves: Moves = []
+    for key, entry in store.get([*copies]).items():
+        left = tuple(path for path in entry.copies if path not in copies[key])
+        moves.append((entry, replace(entry, copies=left)))
+    move_entries(store, moves)
+    return sum(map(len, copies.values()))
+
+
+def current_copies(entry: Entry) -> tuple[str, ...]:
+    """The copies of an entry whose files still have its content."""
+    moved = (replace(entry, path=path) for path in entry.copies)
+    return tuple(each.path for each in moved if file_unchanged(each))
 
 
 def describe_entries(
@@ -199,15 +269,16 @@ def _new_photos(
     store: Store,
     images: Images,
     result: Added,
+    move: Callable[[Moves], object],
     exif: bool,
     on_progress: Callable[[int], object],
 ) -> Iterator[NewPhoto]:
     """Find the photos to describe, with their content, and update the entries of the others."""
-    taken: set[str] = set()
+    taken: dict[str, str] = {}
     with ThreadPoolExecutor() as pool:
         for positions in read_groups(range(len(images)), images.file):
             read = list(pool.map(partial(_read_photo, images), positions))
-            wanted = deque(_find_new(store, read, taken, result, exif))
+            wanted = deque(_find_new(store, read, taken, result, move, exif))
             on_progress(len(read) - len(wanted))
             del read
             yield from drain(wanted)
@@ -320,7 +391,7 @@ def enable_local_features(store: Store) -> None:
     # Imported first: without the extra, the index stays as it is.
     import listwise.local.compact  # noqa: F401
 
-    store.store_local()
+    store.change_header(local=True)
 
 
 def _photo_content(how: Decoding, entry: Entry) -> tuple[bytes, bytes]:
@@ -356,20 +427,21 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
 def _find_new(
     store: Store,
     window: Sequence[NewPhoto | ImageError],
-    taken: set[str],
+    taken: dict[str, str],
     result: Added,
+    move: Callable[[Moves], object],
     exif: bool,
 ) -> list[NewPhoto]:
     """Find the photos to describe, and update the entries of those that are in the index.
 
-    `taken` has the digests of photos that are being added.
+    `taken` has the digests and ids of photos that are being added.
     """
     result.errors += [str(each) for each in window if isinstance(each, ImageError)]
     photos = [each for each in window if not isinstance(each, ImageError)]
     by_key = store.get([entry.key for entry, _ in photos])
     by_digest = store.with_digests([entry.digest for entry, _ in photos])
     wanted: list[NewPhoto] = []
-    moves: list[tuple[Entry, Entry]] = []
+    moves: Moves = []
     for entry, file in photos:
         named, same = by_key.get(entry.key), by_digest.get(entry.digest)
         if named is not None and named.digest == entry.digest:
@@ -379,27 +451,35 @@ def _find_new(
             entry = replace(entry, attributes=_kept_attributes(present, entry))
         if exif:
             entry = replace(entry, attributes=file.exif() | dict(entry.attributes))
-        if same == entry:
+        if same is not None:
+            others = tuple(path for path in same.copies if path != entry.path)
+            entry = replace(entry, copies=others)
+        listed = named is None and same is not None and same.path == entry.path
+        if listed or same == entry:
             result.unchanged.append(entry.id)
         elif entry.digest in taken:
-            result.copies.append(entry.id)
+            result.copies.append((entry.path, taken[entry.digest]))
         elif named is not None and named != same and _elsewhere(named, entry):
             result.errors.append(
                 f"{entry.path}: another photo is in {store.uri} with the id {entry.id} "
                 f"({named.path}): rename one of them"
             )
         elif same is None:
-            taken.add(entry.digest)
+            taken[entry.digest] = entry.id
             wanted.append((entry, file))
         elif same is named and not _elsewhere(named, entry):
             moves.append((same, entry))
         elif not file_unchanged(same):
-            taken.add(entry.digest)
+            taken[entry.digest] = entry.id
             moves.append((same, entry))
         else:
-            result.copies.append(entry.id)
-    _move(store, moves)
-    result.updated += [entry.id for _, entry in moves]
+            result.copies.append((entry.path, same.id))
+    move(moves)
+    for old, entry in moves:
+        if (old.id, old.path) == (entry.id, entry.path):
+            result.updated.append(entry.id)
+        else:
+            result.moved.append((old.id, entry.id))
     return wanted
 
 
@@ -424,8 +504,8 @@ def file_unchanged(entry: Entry) -> bool:
         return False
 
 
-def _move(store: Store, moves: Sequence[tuple[Entry, Entry]]) -> None:
-    """Write entries under new ids or paths, with the same descriptors and thumbnails."""
+def move_entries(store: Store, moves: Moves) -> None:
+    """Write entries with other values, with the same descriptors and thumbnails."""
     if not moves:
         return
     keys, new = [old.key for old, _ in moves], [entry for _, entry in moves]

@@ -1,10 +1,9 @@
 """An index of photos: add photos, search for similar ones, and mark the results."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -35,9 +34,10 @@ from listwise.search.filling import (
     Added,
     Sources,
     add_descriptors,
+    add_images,
     add_local_features,
-    add_photos,
     enable_local_features,
+    forget_copies,
     open_sources,
 )
 from listwise.search.filters import Facet, Filter, as_filter, count_facets
@@ -48,6 +48,7 @@ from listwise.search.options import SearchOptions
 from listwise.search.searching import Searcher
 from listwise.search.store import IndexHeader, IndexUpgradedError, Store
 from listwise.search.stored_marks import IndexMarks, checked_text
+from listwise.search.syncing import Synced, followed_folders, sync_folder
 from listwise.search.upgrading import (
     UpgradeChanges,
     UpgradeOptions,
@@ -145,7 +146,8 @@ class Index(AbstractContextManager["Index"]):
 
     def __getitem__(self, name: str | int | Path) -> Entry:
         """Return the entry with an id or a key, or that of a photo file."""
-        keys = _keys(self.store, name)
+        named, copies = _named(self.store, [name])
+        keys = [*{*named, *copies}]
         if len(keys) > 1:
             raise NoEntryError(f"{name} is {len(keys)} photos: give the id of one entry")
         return self.entry(keys[0])
@@ -245,6 +247,49 @@ class Index(AbstractContextManager["Index"]):
                     getattr(total, name).extend(ids)
         return total
 
+    def sync(
+        self,
+        folders: str | Path | Sequence[str | Path] | None = None,
+        *,
+        prune: bool = False,
+        dry_run: bool = False,
+        only: Collection[str] | None = None,
+        exif: bool = False,
+        workers: int | None = None,
+        progress: bool | None = None,
+    ) -> Synced:
+        """Bring the index up to date with folders: add, describe again, move and remove photos.
+
+        Photos are committed part by part, so the same call resumes after an interruption.
+
+        Args:
+            folders: folders of photos; by default those that were added to the index.
+            prune: remove the entries whose photo is no longer in a folder. By default they are
+                listed in `missing`.
+            dry_run: change nothing, and return what would be done.
+            only: paths of photos that may have changed; by default all are read.
+            exif: as for `add`.
+            workers: number of processes that decode photos; by default from the number of CPU
+                cores.
+            progress: show a progress bar; by default on a terminal, for more than a few photos.
+
+        Returns:
+            What happened to the photos, as `add` returns it, and the ids of entries whose photo is
+            missing and of those that were removed.
+
+        Example:
+            >>> index.sync(prune=True).removed               # doctest: +SKIP
+            ['chairs/7.jpg']
+        """
+        total = Synced()
+        options: dict[str, Any] = {"prune": prune, "dry_run": dry_run, "only": only, "exif": exif}
+        options |= {"workers": workers, "progress": progress}
+        for folder in followed_folders(self.store, folders):
+            sync = partial(_sync_folder, self, folder, options)
+            for name, ids in vars(self._change(sync)).items():
+                getattr(total, name).extend(ids)
+        return total
+
     def add_local_features(
         self, *, workers: int | None = None, progress: bool | None = None
     ) -> Added:
@@ -340,7 +385,8 @@ class Index(AbstractContextManager["Index"]):
 
         Args:
             photos: ids, keys or entries of the index; or image files, folders and tables, whose
-                photos are looked up by their content.
+                photos are looked up by their content. The path of a copy is removed from the
+                `copies` of its entry, which stays.
             where: filter on attributes, such as "price < 100"; only entries that match it are
                 removed, all of them if no `photos` are given.
         """
@@ -350,12 +396,15 @@ class Index(AbstractContextManager["Index"]):
         given = [photos] if isinstance(photos, str | int | Path | Entry) else photos
 
         def remove() -> int:
-            store = self.store
-            keys = None if given is None else {key for each in given for key in _keys(store, each)}
+            store, copies = self.store, 0
+            keys = None
+            if given is not None:
+                keys, paths = _named(store, given)
+                copies = 0 if chosen else forget_copies(store, paths)
             if chosen is not None:
                 matching = store.keys(chosen).tolist()
                 keys = set(matching) if keys is None else keys.intersection(matching)
-            return store.remove(sorted(keys or ()))
+            return store.remove(sorted(keys or ())) + copies
 
         return self._change(remove)
 
@@ -379,31 +428,28 @@ class Index(AbstractContextManager["Index"]):
         self,
         *,
         threshold: float = THRESHOLD,
-        verify: bool | None = None,
+        mirrored: bool = False,
         progress: bool | None = None,
     ) -> list[DuplicateGroup]:
         """Find photos that are in the index more than once, the largest group first.
 
+        Copies are found if they were resized, compressed, cropped by up to a tenth, made brighter,
+        or have a border or a watermark, and so are photos that were taken in one moment.
+
         Args:
-            threshold: minimum score of near-duplicates, from -1 to 1.
-            verify: verify near-duplicates by local features; by default if the extra local is
-                installed.
+            threshold: minimum score of duplicates, above 0 and at most 1.
+            mirrored: also find photos that were mirrored.
             progress: show a progress bar; by default on a terminal.
 
         Returns:
-            Groups of two or more entries; the first entry of a group has most pixels.
+            Groups of two or more files; the first entry of a group is the best one.
 
         Example:
             >>> for group in index.duplicates():             # doctest: +SKIP
             ...     index.remove(group.entries[1:])
         """
-        reranker = None
-        if verify or (verify is None and find_spec("cv2") is not None):
-            from listwise.local.rerank import Reranker
-
-            reranker = Reranker()
-        with counting("comparing", len(self), progress) as advance:
-            return find_duplicates(self.store, threshold, reranker, advance)
+        with counting("comparing", 2 * len(self), progress) as advance:
+            return find_duplicates(self.store, threshold, mirrored, advance)
 
     def facets(self) -> list[Facet]:
         """List the attributes: numbers, dates or texts, with their values if these are few.
@@ -612,20 +658,41 @@ def _add_source(
     current = index.generation
     if isinstance(source, DescriptorFile):
         return add_descriptors(current.store, source, root, **options)
-    return add_photos(current.store, current.model, source, **photos_only, **options)
+    return add_images(current, source, **photos_only, **options)
 
 
-def _keys(store: Store, named: str | int | Path | Entry) -> list[int]:
-    """The keys of the entries that a user gave by id, key, file or folder."""
-    if isinstance(named, Entry):
-        return [named.key]
-    key = key_of(named if isinstance(named, int) else str(named))
-    if store.get([key]):
-        return [key]
-    if isinstance(named, int) or not Path(str(named)).exists():
-        raise NoEntryError(f"{store.uri} has no photo {named}: give the id of an entry, or a file")
-    digests = [file.digest() for file in photos_of(named).files()]
-    keys = [entry.key for entry in store.with_digests(digests).values()]
-    if not keys:
-        raise InputError(f"{store.uri} has no entry for {named}: nothing was removed")
-    return keys
+def _sync_folder(index: Index, folder: str, options: dict[str, Any]) -> Synced:
+    """Bring the current generation of an index up to date with a folder."""
+    return sync_folder(index.generation, folder, **options)
+
+
+def _named(
+    store: Store, given: Iterable[str | int | Path | Entry]
+) -> tuple[set[int], dict[int, set[str]]]:
+    """The entries that a user gave by id, key, file or folder, and copies by key and path."""
+    keys: set[int] = set()
+    copies: dict[int, set[str]] = {}
+    for named in given:
+        key = (
+            named.key
+            if isinstance(named, Entry)
+            else key_of(named if isinstance(named, int) else str(named))
+        )
+        if isinstance(named, Entry) or store.get([key]):
+            keys.add(key)
+            continue
+        if isinstance(named, int) or not Path(str(named)).exists():
+            raise NoEntryError(
+                f"{store.uri} has no photo {named}: give the id of an entry, or a file"
+            )
+        files = {file.path: file.digest() for file in photos_of(named).files()}
+        known = store.with_digests([*files.values()])
+        if not known:
+            raise InputError(f"{store.uri} has no entry for {named}: nothing was removed")
+        for path, digest in files.items():
+            entry = known.get(digest)
+            if entry is not None and path in entry.copies:
+                copies.setdefault(entry.key, set()).add(path)
+            elif entry is not None:
+                keys.add(entry.key)
+    return keys, copies

@@ -52,6 +52,7 @@ class IndexHeader(FileHeader):
         calibration: the calibration of the model when the index was created, if it had one.
         expansion: the α query expansion that the model was tuned to, if it was.
         local: whether local features of added photos are stored.
+        folders: the folders that were added.
     """
 
     model: str
@@ -63,6 +64,7 @@ class IndexHeader(FileHeader):
     calibration: Calibration | None = None
     expansion: Expansion | None = None
     local: bool = False
+    folders: tuple[str, ...] = ()
 
     def check(self, model: str, where: str) -> None:
         """Refuse the descriptors of another model."""
@@ -349,8 +351,8 @@ class Store(AbstractContextManager["Store"]):
         return found
 
     @abstractmethod
-    def store_local(self) -> None:
-        """Store local features of photos from now on; the header says so."""
+    def change_header(self, **values: Any) -> None:
+        """Set fields of the header, such as `local`, in one step."""
 
     @abstractmethod
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:

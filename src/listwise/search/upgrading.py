@@ -194,8 +194,8 @@ class _Copy:
     def _differences(self) -> tuple[list[int], set[int]]:
         """Keys of entries to copy, and of entries to remove from the other generation."""
         self._source.refresh()
-        if self._source.header.local and not self._target.header.local:
-            self._target.store_local()
+        header = self._source.header
+        self._target.change_header(local=header.local, folders=header.folders)
         self._versions = ours = self._source.versions()
         theirs = self._target.versions()
         # Without entries that were removed or replaced, or added again.

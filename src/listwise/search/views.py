@@ -4,7 +4,7 @@ Keys of entries are text, since they are larger than the exact numbers of JavaSc
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from PIL import Image
@@ -77,26 +77,51 @@ class Result(EntryView):
         )
 
 
-class DuplicateView(BaseModel):
-    """Entries that show the same photo; the largest photo comes first.
+class DuplicateEntry(EntryView):
+    """A photo of a group of duplicates.
 
-    `size` is the number of entries in the group; `entries` has at most as many as a search can
-    have results.
+    `copies` are the names of further files with the same content. `uploaded` tells whether the
+    server deletes the file with the entry.
+    """
+
+    copies: list[str]
+    uploaded: bool
+
+
+class DuplicateView(BaseModel):
+    """Entries that show the same photo, or one entry of several files with the same content.
+
+    The best photo comes first, for a `reason`. `size` is the number of entries in the group;
+    `entries` has at most as many as a search can have results.
     """
 
     exact: bool
     score: float
+    reason: str
     size: int
-    entries: list[EntryView]
+    entries: list[DuplicateEntry]
 
     @staticmethod
-    def of(group: DuplicateGroup, most: int | None = None) -> "DuplicateView":
+    def of(
+        group: DuplicateGroup,
+        most: int | None = None,
+        uploaded: Callable[[Entry], bool] = lambda entry: False,
+    ) -> "DuplicateView":
         """The JSON of a group of duplicates, with the first `most` of its entries."""
+        entries = [
+            DuplicateEntry(
+                **EntryView.of(entry).model_dump(),
+                copies=entry.copy_names,
+                uploaded=uploaded(entry),
+            )
+            for entry in group.entries[:most]
+        ]
         return DuplicateView(
             exact=group.exact,
             score=round(group.score, 6),
+            reason=group.reason,
             size=len(group.entries),
-            entries=list(map(EntryView.of, group.entries[:most])),
+            entries=entries,
         )
 
 

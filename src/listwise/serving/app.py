@@ -369,22 +369,28 @@ def _add_entries(app: FastAPI, service: Service) -> None:
         """Remove an entry from the index. Requires the token."""
         return Removed(removed=await service.write(partial(service.remove, key), request))
 
+    @app.post("/api/entries/{key}/restore")
+    async def restore(request: Request, key: int) -> EntryView:
+        """Undo the removal of an entry, one of the last hundred. Requires the token."""
+        return EntryView.of(await service.write(partial(service.restore, key), request))
+
     @app.get("/api/duplicates", response_model=Duplicates)
     async def duplicates(
         threshold: Annotated[float, Query(ge=0.5, le=1)] = THRESHOLD,
+        mirrored: bool = False,
         start: Start = 0,
         count: Annotated[int, Query(ge=1, le=limits.results)] = min(K, limits.results),
     ) -> Response:
-        """List groups of photos that are in the index more than once, by their descriptors.
+        """List groups of photos that are in the index more than once, by their thumbnails.
 
         The first request compares all photos. If that takes longer than the time limit, the answer
         is 503, and a later request returns the groups.
         """
-        found = await service.duplicates(threshold)
+        found = await service.duplicates(threshold, mirrored)
 
         def answer() -> str:
             page = found[start : start + count]
-            groups = [DuplicateView.of(group, limits.results) for group in page]
+            groups = [DuplicateView.of(group, limits.results, service.uploaded) for group in page]
             return Duplicates(groups=groups, total=len(found)).model_dump_json()
 
         # In a thread: large groups would stop the event loop.

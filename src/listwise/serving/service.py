@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeVar
 
 from anyio import to_thread
@@ -19,11 +20,11 @@ from listwise.data.images import ImageError
 from listwise.errors import InputError
 from listwise.files import write_failure
 from listwise.search.duplicates import DuplicateGroup, find_duplicates
-from listwise.search.entries import Entry
+from listwise.search.entries import Entry, NewEntries, NoEntryError
 from listwise.search.filters import Facet, count_facets
 from listwise.search.hits import Query, SearchResult, find_entries
 from listwise.search.index import Index
-from listwise.search.store import Store
+from listwise.search.store import Store, with_contents
 from listwise.serving.batching import BusyError, WorkQueue, call_each
 from listwise.serving.engine import Engine, check_pixels
 from listwise.serving.forms import FormReader, Upload
@@ -32,6 +33,7 @@ from listwise.serving.server import ServeSettings
 from listwise.serving.upload_folder import UploadFolder
 
 PHOTO_SIDE = 1600
+UNDO = 100  # entries that were removed last and can be restored
 FACET_SECONDS = 60
 JPEG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}, "description": "A JPEG file."},
@@ -57,8 +59,10 @@ class Service:
         self.forms = FormReader(limits)
         self.engine = Engine(index, limits)
         self._comparing = ThreadPoolExecutor(1, "duplicates")
-        self._compared: tuple[int, int, float] | None = None
+        self._compared: tuple[int, int, float, bool] | None = None
         self._groups: asyncio.Future[list[DuplicateGroup]] | None = None
+        # Entries that can be restored: the generation, the entry, and its file if it was deleted.
+        self._removed: dict[int, tuple[int, NewEntries, bytes | None]] = {}
         self._facets = lru_cache(1)(lambda *_: count_facets(self.store.attributes()))
         self.uploads = None
         if settings.uploads is not None:
@@ -125,24 +129,24 @@ class Service:
         await to_thread.run_sync(self.engine.check, photos)
         return self.uploads
 
-    async def duplicates(self, threshold: float) -> list[DuplicateGroup]:
-        """Groups of duplicates, verified by geometry; kept until the number of entries changes.
+    async def duplicates(self, threshold: float, mirrored: bool) -> list[DuplicateGroup]:
+        """Groups of duplicates; kept until the number of entries changes.
 
-        One comparison runs at a time, and another threshold ends it. Requests wait for it without
-        a thread of their own.
+        One comparison runs at a time, and one with other options ends it. Requests wait for it
+        without a thread of their own.
 
         Raises:
             HTTPException: they are not found within the time limit; a later call returns them.
         """
         store, size = await to_thread.run_sync(lambda: (self.store, len(self.store)))
-        wanted = store.generation, size, threshold
+        wanted = store.generation, size, threshold, mirrored
 
         def proceed(count: int) -> None:
             if self._compared is not wanted:
                 raise _still_comparing()
 
         def compare() -> list[DuplicateGroup]:
-            return find_duplicates(store, threshold, self.engine.searcher.reranker, proceed)
+            return find_duplicates(store, threshold, mirrored, proceed)
 
         groups = self._groups if self._compared == wanted else None
         if groups is None or (groups.done() and groups.exception() is not None):
@@ -166,8 +170,38 @@ class Service:
 
     def remove(self, key: int) -> int:
         """Remove an entry, and its file if a client added it."""
-        entry = self.entry(key)
-        return self.uploads.remove(entry) if self.uploads else self.store.remove([key])
+        entry, store = self.entry(key), self.store
+        removed = with_contents(store, [key], [entry], store.vectors([key]))
+        content = Path(entry.path).read_bytes() if self.uploaded(entry) else None
+        self._removed[key] = store.generation, removed, content
+        if len(self._removed) > UNDO:
+            self._removed.pop(next(iter(self._removed)))
+        return self.uploads.remove(entry) if self.uploads else store.remove([key])
+
+    def restore(self, key: int) -> Entry:
+        """Add an entry again that was removed recently, and its file if that was deleted.
+
+        A repeated request changes nothing.
+
+        Raises:
+            NoEntryError: it was not removed since the server started or the index was upgraded,
+                or too many others were removed since.
+        """
+        generation, removed, content = self._removed.pop(key, (None, None, None))
+        present = self.store.get([key])
+        if present:
+            return present[key]
+        if removed is None or generation != self.store.generation:
+            raise NoEntryError(f"the entry {key} cannot be restored: add its photo again")
+        if self.uploads and content is not None:
+            self.uploads.restore(removed, content)
+        else:
+            self.store.put(removed)
+        return removed.entries[0]
+
+    def uploaded(self, entry: Entry) -> bool:
+        """Whether the file of an entry is deleted with it, because a client added it."""
+        return self.uploads is not None and self.uploads.owns(entry)
 
     def entry(self, key: int) -> Entry:
         """The entry with a key.

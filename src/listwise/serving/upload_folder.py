@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from listwise.data import Images
 from listwise.data.photos import photo_digest
 from listwise.files import write_bytes, write_text
-from listwise.search.entries import UPLOADED_AS, Entry, entry_key
+from listwise.search.entries import UPLOADED_AS, Entry, NewEntries, entry_key
 from listwise.search.filling import add_photos
 from listwise.search.index import Index
 from listwise.search.stored_marks import read_marks
@@ -84,23 +84,32 @@ class UploadFolder:
         errors = list(result.errors)
         for path, photo in zip(paths.values(), contents.values(), strict=True):
             errors = [error.replace(str(path), photo.name) for error in errors]
-        copied = self.index.store.with_digests([Path(name).stem for name in result.copies])
-        unchanged = [entry_key(name) for name in (*result.unchanged, *result.updated)]
-        unchanged += [entry.key for entry in copied.values()]
+        found = (*result.moved, *result.copies)  # the second name is that of the entry
+        names = [*result.unchanged, *result.updated, *(name for _, name in found)]
         return AddedView(
             added=[str(entry_key(name)) for name in (*result.added, *result.replaced)],
-            unchanged=list(map(str, unchanged)),
+            unchanged=[str(entry_key(name)) for name in names],
             errors=errors,
         )
 
     def remove(self, entry: Entry) -> int:
         """Remove an entry, and its file if it was added through the server; no other file."""
-        name = entry.id.removeprefix(PREFIX)
-        path = self.folder / name
-        if entry.id == name or Path(entry.path) != path or not path.exists():
+        if not self.owns(entry):
             return self.index.store.remove([entry.key])
-        with self._changing([name]):
+        with self._changing([Path(entry.path).name]):
             return self.index.store.remove([entry.key])
+
+    def owns(self, entry: Entry) -> bool:
+        """Whether the file of an entry was added through the server, and is deleted with it."""
+        path = self.folder / entry.id.removeprefix(PREFIX)
+        return entry.id.startswith(PREFIX) and entry.path == str(path) and path.exists()
+
+    def restore(self, removed: NewEntries, content: bytes) -> None:
+        """Add an entry and its file again, as they were before they were removed."""
+        path = Path(removed.entries[0].path)
+        with self._changing([path.name]):
+            write_bytes(path, content)
+            self.index.store.put(removed)
 
     @contextmanager
     def query(self, photo: Upload) -> Iterator[Path]:

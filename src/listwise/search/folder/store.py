@@ -148,11 +148,11 @@ class FolderStore(Store):
             found = rows.alive if where is None else self._matches(connection, rows, where)
             return rows.keys[found][:most]
 
-    def store_local(self) -> None:
-        """Store local features of photos from now on; the header says so."""
-        if not self.header.local:
+    def change_header(self, **values: Any) -> None:
+        """Set fields of the header in one commit."""
+        header = self.header.model_copy(update=values)
+        if header != self.header:
             with self._table.commit() as (_, settings):
-                header = self.header.model_copy(update={"local": True})
                 settings["header"] = header.model_dump_json()
             self.header = header
 

@@ -39,7 +39,7 @@ CONTENTS = {  # columns that have a table of their own
 }
 TABLES = f"""CREATE TABLE entries (
     position INTEGER PRIMARY KEY, key INTEGER UNIQUE, id TEXT, path TEXT, width INTEGER,
-    height INTEGER, box TEXT, digest TEXT, attributes TEXT, entry_sum INTEGER,
+    height INTEGER, box TEXT, digest TEXT, attributes TEXT, copies TEXT, entry_sum INTEGER,
     thumbnail_sum INTEGER, local_sum INTEGER);
 CREATE INDEX digests ON entries (digest);
 CREATE TABLE thumbnail (position INTEGER PRIMARY KEY, content BLOB);

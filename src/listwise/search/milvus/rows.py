@@ -22,7 +22,7 @@ FIELDS = {"key", *VALUES, "thumbnail", "local", "descriptor", FILTERS, *SUMS}
 MESSAGE = 16 << 20  # bytes per message; servers accept 64 MiB
 _TEXT = 65535  # maximum bytes of a text in Milvus
 THUMBNAIL_BYTES = _TEXT // 4 * 3  # as base64 text
-_TEXTS = ["id", "path", "box", "digest", "attributes", "thumbnail", "local"]
+_TEXTS = ["id", "path", "box", "digest", "attributes", "copies", "thumbnail", "local"]
 _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 

@@ -164,12 +164,12 @@ class MilvusStore(Store):
         """The number of entries that match a filter, or of all."""
         return self.connection.count("" if where is None else self._expression(where))
 
-    def store_local(self) -> None:
-        """Store local features of photos from now on; the header says so."""
-        if self.header.local:
-            return
-        self.header = self.header.model_copy(update={"local": True})
-        self.connection.set_properties({HEADER: self.header.model_dump_json()})
+    def change_header(self, **values: Any) -> None:
+        """Set fields of the header in one step."""
+        header = self.header.model_copy(update=values)
+        if header != self.header:
+            self.header = header
+            self.connection.set_properties({HEADER: header.model_dump_json()})
 
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
         """Write the local features of n entries; each message is written in one step."""

@@ -82,6 +82,7 @@ export const duplicates = (start, many, signal) =>
 export const entry = (key) => json(`api/entries/${key}`);
 export const entries = (start, many) => json(`api/entries?start=${start}&count=${many}`);
 export const remove = (key) => json(`api/entries/${key}`, { method: "DELETE" });
+export const restore = (key) => json(`api/entries/${key}/restore`, { method: "POST" });
 export const thumbnail = (key) => `api/entries/${key}/thumbnail`;
 export const photo = (key) => `api/entries/${key}/photo`;
 export const blob = async (path, signal) => (await send(path, { signal })).blob();

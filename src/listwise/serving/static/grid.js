@@ -26,7 +26,7 @@ function pathEnd({ id, attributes }, folders = 0) {
 export const nameOf = (item) => item.name ?? pathEnd(item);
 
 /** Name entries so that their names differ, where their paths do. */
-function nameAll(items) {
+export function nameAll(items) {
   let alike = items;
   for (let folders = 0; alike.length && folders < FOLDERS; folders += 1) {
     const groups = Map.groupBy(alike, (item) => pathEnd(item, folders));

@@ -50,8 +50,8 @@ const filterBar = new FilterBar(byId("filters"), (filters) => change({ filters }
 const viewer = new Viewer({
   onPick: searchFrom,
   onAdd: addExample,
-  onRemove: removeEntry,
-  onClosed: (item) => currentGrid().focus(item),
+  onRemove: (item) => removeEntries([item]),
+  onClosed: (item) => duplicates.focus(item) || currentGrid().focus(item),
   onMark: (item, same, at) => marking.mark([{ ...item, rank: at + 1 }], same),
   markOf: (key) => marking.of(key),
 });
@@ -76,7 +76,10 @@ new LabelDialog(marking, {
   onLabelled: () => refresh().catch(() => {}),
 });
 const classes = new Classes({ onPick: searchFrom });
-const duplicates = new Duplicates({ onPick: searchFrom, onRemove: removeEntry });
+const duplicates = new Duplicates({
+  onView: (entries, at) => viewer.open(entries, at, [], server.can_write),
+  onRemove: removeEntries,
+});
 const samples = new Grid(byId("samples"), {
   onPick: searchFrom,
   onView: (at) => viewer.open(samples.items, at, [], server.can_write),
@@ -506,28 +509,55 @@ async function store() {
   }
 }
 
-async function removeEntry(item) {
+async function removeEntries(items) {
+  const removed = [];
   try {
-    await api.remove(item.key);
+    for (const item of items) {
+      await api.remove(item.key);
+      removed.push(item);
+      forget(item.key);
+    }
   } catch (error) {
     say(error.message);
-    return false;
   }
+  if (!removed.length) return;
+  marking.show();
+  const gone = removed.length === 1 ? "is no longer" : "are no longer";
+  const undo = { label: "Undo", run: () => restoreEntries(removed) };
+  if (removed.length === items.length) {
+    say(`${removed.map(nameOf).join(", ")} ${gone} in the index.`, { kind: "news", action: undo });
+  }
+  // The entries are removed, whether or not the server can describe itself now.
+  await refresh().catch(() => {});
+}
+
+/** Leave an entry that was removed out of everything that is shown. */
+function forget(key) {
   for (const visit of visits.values()) {
     const { answer } = visit;
-    visit.marks?.forget([item.key]);
+    visit.marks?.forget([key]);
     if (!answer) continue;
-    const left = answer.results.filter(({ key }) => key !== item.key);
+    const left = answer.results.filter((result) => result.key !== key);
     // The results after it move up, so the next page starts earlier.
     if (left.length < answer.results.length) answer.next = (answer.next ?? PAGE) - 1;
     answer.results = left;
   }
-  for (const grid of [results, samples]) grid.drop(item.key);
-  marking.show();
-  say(`${nameOf(item)} is no longer in the index.`, { kind: "news" });
-  // The entry is removed, whether or not the server can describe itself now.
+  for (const grid of [results, samples]) grid.drop(key);
+  duplicates.drop(key);
+}
+
+async function restoreEntries(items) {
+  try {
+    for (const { key } of items) await api.restore(key);
+  } catch (error) {
+    say(error.message);
+    return;
+  }
+  for (const visit of visits.values()) visit.answer = null; // they are searched again
   await refresh().catch(() => {});
-  return true;
+  if (!here.examples.length && !here.view) showSamples();
+  show();
+  say(`${items.map(nameOf).join(", ")}: in the index again.`, { kind: "news" });
 }
 
 async function refresh() {

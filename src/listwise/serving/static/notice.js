@@ -9,7 +9,7 @@ let timer = null;
 /** Show a message; `action` adds a button. Errors interrupt screen readers and stay. */
 export function say(text, { kind = "error", action = null } = {}) {
   clearTimeout(timer);
-  if (kind === "news") timer = setTimeout(hush, NEWS);
+  if (kind === "news") timer = setTimeout(hush, action ? 2 * NEWS : NEWS);
   const box = byId("notice");
   box.dataset.kind = kind;
   box.setAttribute("role", kind === "error" ? "alert" : "status");
