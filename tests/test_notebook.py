@@ -23,7 +23,9 @@ def test_it_runs_and_shows_pictures(tmp_path):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     shown = [output["data"] for output in outputs if "data" in output]
     assert sum("image/png" in data for data in shown) == 4  # photos, dropped, found, served
-    assert any("<iframe" in data.get("text/html", "") for data in shown)
+    pages = [data.get("text/html", "") for data in shown]
+    assert sum("<img" in page for page in pages) == 2  # the index and the hits
+    assert any("<iframe" in page for page in pages)
     text = "".join(output["text"] for output in outputs if output.output_type == "stream")
     kept, dropped = map(int, re.search(r"(\d+) photos are kept, (\d+) are left out", text).groups())
     assert (kept + dropped, dropped) == (120, pytest.approx(2, abs=2))

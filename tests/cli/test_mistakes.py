@@ -131,7 +131,7 @@ MISTAKES = {
         "evaluate photos --codebook words.safetensors": "a benchmark contains",
     },
     "serve": {
-        "shop --host 0.0.0.0": "reach 0.0.0.0: set a token with LISTWISE_TOKEN or --token",
+        "shop --host 0.0.0.0": "reach 0.0.0.0: set a token with --edit, LISTWISE_TOKEN or --token",
         "shop --host ::": "other machines can reach ::",
         "shop --host example.org": "other machines can reach example.org",
         "shop --host 192.0.2.1 --token t": "cannot listen on 192.0.2.1, port 8000: ",
