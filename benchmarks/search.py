@@ -27,6 +27,7 @@ from listwise.search.methods import SearchIntent
 from listwise.settings import ExtractSettings
 
 K = 10
+LONG = 50  # results of a long list
 QUERIES = 256
 ALONE = 100  # of them run one at a time
 ROWS = 8192
@@ -34,13 +35,14 @@ PUT = 65_536  # entries that are added to an index together
 EXACT_FROM = 200_000  # larger databases are compared with exact search alone
 
 Vectors = NDArray[np.float32]
-Ask = Callable[[Vectors], NDArray[np.int64]]
+Ask = Callable[[Vectors, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class SearchMeasurement:
-    """A method at a database size: recall@10, queries per second, latency, and memory.
+    """A method at a database size: recall, queries per second, latency, and memory.
 
+    `unlike` is the recall@10 of queries from clusters of which the database has no descriptor.
     `per_second` is measured with all queries in one call, and the percentiles with one query at a
     time. `build` is the time in seconds to build the search, `ready` the time from opening what
     was built to the first result in a new process. `memory` is
@@ -51,6 +53,8 @@ class SearchMeasurement:
     entries: Annotated[int, "entries", "{:,}"]
     method: Annotated[str, "method"]
     recall: Annotated[float, "recall@10", "{:.3f}"]
+    long_recall: Annotated[float, "recall@50", "{:.3f}"]
+    unlike: Annotated[float, "recall@10, unlike", "{:.3f}"]
     per_second: Annotated[float, "queries/s", "{:.1f}"]
     p50: Annotated[float, "p50 ms", "{:.1f}"]
     p99: Annotated[float, "p99 ms", "{:.1f}"]
@@ -64,7 +68,8 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
     """Write unit descriptors `database.npy` [count, dim] and `queries.npy`, and the ground truth.
 
     Descriptors form clusters of different sizes. Their variance decreases over the dimensions, as
-    for learned descriptors. Queries are drawn from the same clusters.
+    for learned descriptors. Queries are drawn from the same clusters, those of `unlike.npy` from
+    others.
     """
     rng = np.random.default_rng(0)
     starts = range(0, count, ROWS)
@@ -91,8 +96,10 @@ def write_descriptors(folder: Path, count: int, dim: int) -> None:
         list(pool.map(fill, starts))
     database.flush()
     queries = draw(QUERIES, rng)
-    np.save(folder / "queries.npy", queries)
-    np.save(folder / "truth.npy", exact_search(queries, database, K)[1])
+    centers = rng.standard_normal(centers.shape, dtype=np.float32) * spectrum
+    for name, rows in ("queries", queries), ("unlike", draw(QUERIES, rng)):
+        np.save(folder / f"{name}.npy", rows)
+        np.save(folder / f"{name}_truth.npy", exact_search(rows, database, LONG)[1])
 
 
 def write_index(folder: Path) -> None:
@@ -121,7 +128,7 @@ class Method(ABC):
 
     @abstractmethod
     def open(self, folder: Path) -> Ask:
-        """Open what was built, and return a function that finds keys: [Q, C] -> [Q, K]."""
+        """Open what was built, and return a function that finds keys: [Q, C], k -> [Q, k]."""
 
     def places(self, folder: Path) -> dict[int, int] | None:
         """The row of each entry by its key; None if the keys are rows."""
@@ -142,7 +149,7 @@ class FaissFlat(Method):
         database = np.load(folder / "database.npy")
         index = faiss.IndexFlatIP(database.shape[1])
         index.add(database)
-        return lambda queries: index.search(queries, K)[1]
+        return lambda queries, k: index.search(queries, k)[1]
 
 
 class ListwiseExact(Method):
@@ -161,7 +168,7 @@ class ListwiseExact(Method):
     def open(self, folder: Path) -> Ask:
         """Open the index."""
         opened = open_store(folder / "index")
-        return lambda queries: opened.search(queries, K)[1]
+        return lambda queries, k: opened.search(queries, k)[1]
 
     def places(self, folder: Path) -> dict[int, int]:
         """The row of each entry by its key."""
@@ -201,7 +208,7 @@ class Hnswlib(Method):
         index = hnswlib.Index("ip", dim)
         index.load_index(str(folder / "hnswlib"))
         index.set_ef(200)
-        return lambda queries: index.knn_query(queries, K)[0].astype(np.int64)
+        return lambda queries, k: index.knn_query(queries, k)[0].astype(np.int64)
 
 
 METHODS: dict[str, Method] = {
@@ -220,21 +227,27 @@ def build_method(folder: Path, method: str) -> tuple[float, str]:
 
 def measure_method(folder: Path, method: str, build: float, note: str) -> SearchMeasurement:
     """Measure a method that was built; runs in a separate process."""
-    queries, truth = (np.load(folder / f"{name}.npy") for name in ("queries", "truth"))
+    queries, unlike = (np.load(folder / f"{name}.npy") for name in ("queries", "unlike"))
     places = METHODS[method].places(folder)
     before = anonymous_bytes()
     opening, ask = timed(lambda: METHODS[method].open(folder))
-    first, _ = timed(lambda: ask(queries[:1]))
-    ask(queries[:16])
-    whole, keys = timed(lambda: ask(queries))
-    seconds = [timed(partial(ask, query[None]))[0] for query in queries[:ALONE]]
+    first, _ = timed(lambda: ask(queries[:1], K))
+    ask(queries[:16], K)
+    whole, keys = timed(lambda: ask(queries, K))
+    seconds = [timed(partial(ask, query[None], K))[0] for query in queries[:ALONE]]
     entries = len(np.load(folder / "database.npy", mmap_mode="r"))
     memory = (anonymous_bytes() - before) / entries
-    found = keys.tolist()
-    if places is not None:
-        found = [[places.get(key, -1) for key in row] for row in found]
-    hits = [len(set(a) & set(b)) / K for a, b in zip(found, truth.tolist(), strict=True)]
-    rates = float(np.mean(hits)), len(queries) / whole, *percentiles(seconds)
+
+    def recall(keys: NDArray[np.int64], name: str) -> float:
+        truth = np.load(folder / f"{name}_truth.npy")[:, : keys.shape[1]]
+        found = keys.tolist()
+        if places is not None:
+            found = [[places.get(key, -1) for key in row] for row in found]
+        hits = [len(set(a) & set(b)) for a, b in zip(found, truth.tolist(), strict=True)]
+        return float(np.mean(hits)) / keys.shape[1]
+
+    recalls = recall(keys, "queries"), recall(ask(queries, LONG), "queries")
+    rates = *recalls, recall(ask(unlike, K), "unlike"), len(queries) / whole, *percentiles(seconds)
     return SearchMeasurement(entries, method, *rates, build, opening + first, memory, note)
 
 

@@ -156,6 +156,7 @@ def test_a_model_is_calibrated_by_a_command(listwise, run, model, photos, copies
     assert opened.calibration is None
     out = run("calibrate", model, copies, "--max-side", 48)
     assert "is calibrated: score" in out
+    assert "on classes left out of the fit, the first 5 hits have a mean probability of" in out
     again = load_model(model)
     assert again.calibration.source == str(Path(copies).resolve())
     assert again.fingerprint == opened.fingerprint

@@ -124,6 +124,9 @@ def test_no_size_is_larger_than_the_photos(photos, tmp_path):
     result = train(photos, tmp_path / "run", view, val_max_side=160, crops={"size": 72})
     assert result.max_side == stored(result.model)["max_side"] == 72
     assert view.lines[-1] == "photos are used with long sides of up to 72 pixels, as in validation"
+    # The validation photos are too few for probabilities of this network.
+    assert load_model(result.model, "cpu").calibration is None
+    assert view.lines[-2].startswith("the model is not calibrated: the probabilities of validation")
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,8 @@ def calibrate(
     assert found is not None
     half, most = found.score(0.5), found.score(0.9)
     done = (
-        f"{model} is calibrated: score {half:.3f} means a probability of 50 %, {most:.3f} of 90 %"
+        f"{model} is calibrated: score {half:.3f} means a probability of 50 %, {most:.3f} of 90 %\n"
+        f"{found.reliability()}"
     )
     output.result({"model": model, **found.model_dump()}, done)
 

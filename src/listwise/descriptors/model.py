@@ -361,7 +361,8 @@ class Model:
             progress: show a progress bar; by default on a terminal.
 
         Raises:
-            InputError: no two photos have the same label, or all have the same one.
+            InputError: fewer than two labels have several photos, or the probabilities are off by
+                more than 0.1 for classes that are left out of the fit.
 
         Examples:
             >>> model = model.calibrate("validation")       # doctest: +SKIP

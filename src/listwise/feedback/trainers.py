@@ -1,7 +1,6 @@
 """Train from the model of an index: a linear layer, or its whole network."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -9,11 +8,9 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from listwise.calibration import fit_calibration
 from listwise.data.labelled import LabelledImages
 from listwise.descriptors import Model
 from listwise.descriptors.whitening import Whitening
-from listwise.errors import InputError
 from listwise.feedback.comparison import Ranking
 from listwise.feedback.photos import (
     DESCRIPTOR_FILE,
@@ -152,7 +149,7 @@ class LayerFolder(ModelFolder):
     def writer(self, found: Described, value: float) -> Task:
         """Return a function that writes the layer as it is now, and the model with it."""
         layer, provenance = layer_of(self.head), self.provenance(value)
-        labels, photos = self.session.plan.validation.labels[found.kept], self.session.plan.train
+        photos = self.session.plan.train
         settings = self.model.tuned or ModelSettings(source=self.source)
         settings = settings.model_copy(update={"max_side": self.sizes.start})
 
@@ -161,10 +158,8 @@ class LayerFolder(ModelFolder):
             model = with_layer(self.model, layer, len(photos))
             assert model.whitening is not None
             learned = model.whitening.learned_at(settings.max_side, settings.scales)
-            model = replace(model, whitening=learned, tuned=settings)
-            with suppress(InputError):
-                fitted = fit_calibration(found.descriptors, labels, self.source)
-                model = replace(model, calibration=fitted)
+            calibration = self.calibrate(found)
+            model = replace(model, whitening=learned, tuned=settings, calibration=calibration)
             content = model.content()
             config = content.info.network.model_copy(update={"provenance": provenance})
             write_model(self.folder, content.with_info(network=config))

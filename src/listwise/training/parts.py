@@ -4,7 +4,7 @@ A `Session` is what these parts share: plan, device, progress and messages.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from listwise import __version__
-from listwise.calibration import fit_calibration
+from listwise.calibration import Calibration, fit_calibration
 from listwise.data import (
     CropBatch,
     CropDataset,
@@ -308,6 +308,7 @@ class ModelFolder:
         plan = session.plan
         self.held_out = plan.config.val_fraction > 0 or plan.train.splits is not None
         self.source = f"{'validation' if self.held_out else 'training'} photos of {self.data}"
+        self.not_calibrated = ""
 
     def writer(self, found: Described, value: float) -> Task:
         """Return a function that writes the network as it is now, with its validation mAP."""
@@ -347,19 +348,26 @@ class ModelFolder:
         self, found: Described, max_side: int, start_map: float, value: float
     ) -> dict[str, Any]:
         """Return the settings of the model, and a calibration if its validation photos allow it."""
-        labels = self.session.plan.validation.labels[found.kept]
-        calibration = None
-        with suppress(InputError):
-            if self.held_out:
-                calibration = fit_calibration(found.descriptors, labels, self.source)
         tuned = ModelSettings(
             max_side=max_side,
             source=self.source,
-            photos=len(labels),
+            photos=len(found.kept),
             start_map=start_map,
             validation_map=value,
         )
-        return {"tuned": tuned, "calibration": calibration}
+        return {"tuned": tuned, "calibration": self.calibrate(found)}
+
+    def calibrate(self, found: Described) -> Calibration | None:
+        """Calibrate on photos that are not trained on; `not_calibrated` is why that fails."""
+        labels = self.session.plan.validation.labels[found.kept]
+        self.not_calibrated = ""
+        if not self.held_out:
+            return None
+        try:
+            return fit_calibration(found.descriptors, labels, self.source)
+        except InputError as error:
+            self.not_calibrated = str(error)
+            return None
 
     def load(self) -> RetrievalNet:
         """Return the best network of the run; that of the session is the last one."""

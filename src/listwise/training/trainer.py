@@ -306,6 +306,9 @@ class Trainer:
             model.write_size(described[chosen], chosen, progress.best_map, maps[chosen])
         if files:
             add_to_run(self.run, max_side=chosen, max_side_maps=maps)
+            files.wait()
+            if model.not_calibrated:
+                self.view.message(f"the model is not calibrated: {model.not_calibrated}")
         self.view.message(size_text(chosen, maps, self.plan.val_sides[1]))
         self._save(files)
         self.view.advance(progress.update, 0.0)
