@@ -144,6 +144,7 @@ def server(folder: Path) -> None:
     from listwise.serving.server import ServeSettings
 
     with listwise.open_index(folder / f"served{os.getpid()}", folder / "model") as index:
+        index.add(folder / "few")
         assert create_app(index, ServeSettings()).routes
 
 

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from loss_examples import value_and_gradient
 from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
 
+import reference
 from listwise.losses import (
     QuantizedAPLoss,
     TieAwareAPLoss,
