@@ -244,7 +244,7 @@ def measure_method(folder: Path, method: str, build: float, note: str) -> Search
         if places is not None:
             found = [[places.get(key, -1) for key in row] for row in found]
         hits = [len(set(a) & set(b)) for a, b in zip(found, truth.tolist(), strict=True)]
-        return float(np.mean(hits)) / keys.shape[1]
+        return float(np.mean(hits) / keys.shape[1])
 
     recalls = recall(keys, "queries"), recall(ask(queries, LONG), "queries")
     rates = *recalls, recall(ask(unlike, K), "unlike"), len(queries) / whole, *percentiles(seconds)
