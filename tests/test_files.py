@@ -73,6 +73,9 @@ def test_the_library_of_the_format_reads_the_tensors(tmp_path):
         "bytes": torch.arange(7, dtype=torch.uint8),
         "number": torch.tensor(2.5),
         "nothing": torch.empty(0, 4),
+        "complex": torch.tensor([1 + 2j]),
+        "small": torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn),
+        "unsigned": torch.tensor([1, 2], dtype=torch.uint16),
         "shared": tensors["ü torch.float32"][1:],
     }
     write_tensors(tmp_path / "a" / "b.safetensors", tensors, {"text": '"ß'})

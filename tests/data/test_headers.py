@@ -33,6 +33,7 @@ SLOW = {
     "empty segments": JPEG[:2] + b"\xff\xe5\0\2" * EMPTY + JPEG[2:],
     "chunks before the pixels": PNG[:33] + chunk(b"teXt") * EMPTY + PNG[33:],
     "chunks after the pixels": PNG[:-12] + chunk(b"teXt") * EMPTY + PNG[-12:],
+    "tiny chunks of pixels": PNG[:33] + (chunk(b"IDAT", b"x")) * EMPTY + PNG[33:],
     "chunks without pixels": PNG[:33] + chunk(b"IDAT") * EMPTY + PNG[33:],
     "blocks": GIF[:-1].replace(b",\0\0\0\0", b"!\xfe\0" * EMPTY + b",\0\0\0\0", 1) + GIF[-1:],
     "parts of a block": GIF.replace(b",\0\0\0\0", b"!\xfe" + b"\1a" * EMPTY + b"\0,\0\0\0\0", 1),

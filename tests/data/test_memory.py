@@ -93,3 +93,11 @@ def test_a_dataframe_reads_like_a_table():
     found = read_images(frame)
     assert found.attributes == ({"price": "3", "size": "1.5", "count": "7"}, {"price": "4"})
     assert list_photos(frame["path"]).ids == ("a.jpg", "b.jpg")
+    named = list_photos(["a.jpg", "b.jpg"]).named(["x", "y"], frame[["price"]])
+    assert named.attributes == ({"price": "3"}, {"price": "4"})
+    cells = [pandas.NA, pandas.NaT, float("nan"), np.float32("nan"), None]
+    rows = [{"path": f"{number}.jpg", "name": cell} for number, cell in enumerate(cells)]
+    assert read_images([*rows, {"path": "n.jpg", "name": "nan"}]).attributes == (
+        *({},) * len(cells),
+        {"name": "nan"},
+    )

@@ -121,6 +121,16 @@ def test_photos_of_other_colors_and_plain_ones_are_no_duplicates(store):
     assert find_duplicates(store, mirrored=True) == []
 
 
+def test_things_of_another_shape_are_no_duplicates(store):
+    """Products before a white background, whose frames have the same content but not its shape."""
+    thing = texture(1, (200, 200))
+    photos = {f"{width}": thing.resize((width, 200)) for width in (100, 140, 200, 280)}
+    framed = {name: saved(ImageOps.expand(photo, 40, "white")) for name, photo in photos.items()}
+    copy = framed["200"].resize((140, 140))
+    fill(store, {**framed, "copy": copy})
+    assert ids(find_duplicates(store)) == [("200", "copy")]
+
+
 def test_a_burst_is_one_group(store):
     """Photos of one moment, in which the camera moves: the first and the last differ."""
     wide = {"a": texture(1, (300, 200)), "b": texture(2, (300, 200))}

@@ -1,8 +1,10 @@
 """The server through real connections, in this process so that a test can hold it still."""
 
+import errno
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 import struct
@@ -86,6 +88,15 @@ def reader(module_index):
 
 
 @pytest.fixture
+def new_photos(photos, tmp_path):
+    """The same photos in other files, which are not in the index."""
+    shutil.copytree(photos, tmp_path / "new")
+    for path in (tmp_path / "new").rglob("*.*"):
+        path.write_bytes(path.read_bytes() + b"\0")
+    return tmp_path / "new"
+
+
+@pytest.fixture
 def gated(index):
     found = Gated(index)
     yield found
@@ -98,7 +109,7 @@ def gated(index):
 def test_a_photo_finds_what_the_index_finds(module_index, reader, photos):
     path = photos / "class3" / "2.jpg"
     answer = reader.post("/api/search", **upload(path, k="6", boxes="null"))
-    hits = module_index.search(module_index.describe([load_image(path)]), 6)
+    hits = module_index.search(module_index.describe([load_image(path)])[0], 6)
     assert found(answer) == expected(hits)
     body = answer.json()
     fields = {"milliseconds", "expanded", "refined", "reranked", "verified", "more", "results"}
@@ -131,7 +142,7 @@ def test_several_photos_and_entries_are_one_query(module_index, reader, photos):
     vectors = module_index.describe([loaded[0], loaded[1].crop((0, 0, 99, 99))])
     together = np.concatenate([vectors, module_index.store.vectors(np.array(keys))])
     answer = reader.post("/api/search", **form)
-    assert found(answer) == expected(module_index.search(together, 48, exclude=keys))
+    assert found(answer) == expected(module_index.search(together, 48, exclude=keys, average=True))
     assert len(answer.json()["results"]) == 46
 
 
@@ -286,9 +297,9 @@ def test_uploads_together_have_a_limit(index, serve):
 # The queue
 
 
-def test_a_full_queue_refuses_and_the_waiting_go_together(gated, serve, photos, pool):
+def test_a_full_queue_refuses_and_the_waiting_go_together(gated, serve, new_photos, pool):
     client = serve(gated, limits=Limits(waiting=3))
-    paths = [photos / f"class{number}" / "0.jpg" for number in range(5)]
+    paths = [new_photos / f"class{number}" / "0.jpg" for number in range(5)]
 
     def ask(path):
         return pool.submit(client.post, "/api/search", **upload(path, k="1"))
@@ -313,9 +324,9 @@ def test_a_full_queue_refuses_and_the_waiting_go_together(gated, serve, photos, 
     assert counted["listwise_queue_length"] == 0
 
 
-def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, photos, pool):
+def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, new_photos, pool):
     client = serve(gated, limits=Limits(waiting=0))
-    first = pool.submit(client.post, "/api/search", **upload(photos / "class0" / "0.jpg"))
+    first = pool.submit(client.post, "/api/search", **upload(new_photos / "class0" / "0.jpg"))
     wait_for(lambda: gated.calls == [1])
     for sent in (b"", PART):  # the header alone is enough
         with connect(client) as wire:
@@ -336,10 +347,10 @@ def test_a_full_queue_refuses_before_the_photo_is_sent(gated, serve, photos, poo
     assert first.result().status_code == 200
 
 
-def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
+def test_what_takes_too_long_is_not_waited_for(gated, serve, new_photos, pool):
     client = serve(gated, limits=Limits(seconds=0.3))
     started = time.monotonic()
-    form = upload(photos / "class0" / "0.jpg")
+    form = upload(new_photos / "class0" / "0.jpg")
     answers = [pool.submit(client.post, "/api/search", **form)]
     wait_for(lambda: gated.calls == [1])
     answers += [pool.submit(client.post, "/api/search", **form) for _ in range(3)]
@@ -353,13 +364,13 @@ def test_what_takes_too_long_is_not_waited_for(gated, serve, photos, pool):
     assert set(gated.calls) == {1}, "those that were given up are not described"
 
 
-def test_clients_take_turns(gated, serve, photos, pool):
+def test_clients_take_turns(gated, serve, new_photos, pool):
     client = serve(gated, limits=Limits(batch=1, seconds=60))
     done = []
 
     def ask(address):
         headers = {"X-Forwarded-For": address}
-        form = upload(photos / "class0" / "0.jpg", k="1")
+        form = upload(new_photos / "class0" / "0.jpg", k="1")
         assert client.post("/api/search", headers=headers, **form).status_code == 200
         done.append(address)
 
@@ -374,9 +385,9 @@ def test_clients_take_turns(gated, serve, photos, pool):
     assert "203.0.113.2" in done[:5]
 
 
-def test_a_client_that_leaves_frees_its_place(gated, serve, photos, pool):
+def test_a_client_that_leaves_frees_its_place(gated, serve, new_photos, pool):
     client = serve(gated, limits=Limits(waiting=1))
-    form = upload(photos / "class0" / "0.jpg")
+    form = upload(new_photos / "class0" / "0.jpg")
     first = pool.submit(client.post, "/api/search", **form)
     wait_for(lambda: gated.calls == [1])
     body = client.build_request("POST", "/api/search", **form)
@@ -396,7 +407,7 @@ def test_a_client_that_leaves_frees_its_place(gated, serve, photos, pool):
     assert numbers(client)[left] == 1
 
 
-def test_a_failure_is_one_requests_own(gated, serve, photos, pool, caplog):
+def test_a_failure_is_one_requests_own(gated, serve, new_photos, pool, caplog):
     """A photo that is broken, and one for which a network may run out of memory."""
     wide = Gated.describe
 
@@ -408,7 +419,7 @@ def test_a_failure_is_one_requests_own(gated, serve, photos, pool, caplog):
 
     gated.describe = describe
     client = serve(gated)
-    paths = [photos / "class1" / f"{number}.jpg" for number in (0, 2, 1, 4)]  # 1 is not square
+    paths = [new_photos / "class1" / f"{number}.jpg" for number in (0, 2, 1, 4)]  # 1 is not square
     broken = paths[0].read_bytes()[:-300]  # whole in its header only
     answers = []
     for photo in (*paths, broken):
@@ -571,6 +582,38 @@ def test_a_removal_is_undone(serve, index, tmp_path):
         assert restore(headers=BEARER).json()["id"] == entry.id  # a repeated request
     assert client.post("/api/entries/1/restore", headers=BEARER).status_code == 404
     assert index.check().ok
+
+
+def test_a_removal_can_be_undone_after_the_disk_was_full(serve, index, monkeypatch):
+    client = serve(index, token=TOKEN)
+    (first, *_) = index
+    assert client.delete(f"/api/entries/{first.key}", headers=BEARER).status_code == 200
+    restore = partial(client.post, f"/api/entries/{first.key}/restore", headers=BEARER)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(index.store), "put", full)
+        assert restore().status_code == 507
+    assert restore().json()["id"] == first.id
+
+
+def test_the_limits_of_attributes_hold_for_all_of_a_photo(serve, index):
+    client = serve(index, token=TOKEN)
+    (first, *_) = index
+
+    def change(**values):
+        given = {"attributes": (None, json.dumps(values))}
+        return client.patch(f"/api/entries/{first.key}", files=given, headers=BEARER)
+
+    assert change(a="x" * 9000).status_code == 200
+    refused = change(b="x" * 9000)
+    assert refused.status_code == 400
+    assert "more than 10000 bytes" in refused.json()["error"]
+    for label in ("a\nb", " =1+1", "\t=1", "=1"):
+        assert change(label=label).status_code == 400
+    assert change(a=None, b="x" * 9000, label="tower").status_code == 200
 
 
 def test_a_long_comparison_of_duplicates_is_answered_later(serve, index, monkeypatch, pool):

@@ -115,18 +115,37 @@ def test_right_and_wrong_photos_are_framed_so(photos, monkeypatch):
     ]
 
 
-def test_of_files_that_wait_only_the_newest_is_written(files, tmp_path):
+def test_of_files_that_wait_only_the_newest_is_written(files):
     written, busy = [], threading.Event()
     files.write("picture 1", busy.wait)
-    for update in (1, 2):
-        files.write("model", partial(written.append, f"model {update}"))
-        if update == 1:
-            files.write("checkpoint", partial(written.append, "checkpoint 1"))
+    for update in range(40):
+        files.write("checkpoint", partial(written.append, f"checkpoint {update}"))
     assert not written
     busy.set()
     files.wait()
-    # a checkpoint of the network that was not written would not match the one that was
-    assert written == ["model 2"]
-    files.write("checkpoint", partial(written.append, "checkpoint 2"))
+    assert written == ["checkpoint 39"]
+
+
+def test_a_slow_disk_gets_each_best_network_before_its_checkpoint(files):
+    written = []
+
+    def task(name):
+        time.sleep(0.01)
+        written.append(name)
+
+    for update in range(20):
+        files.write("model", partial(task, ("model", update)))
+        files.write("checkpoint", partial(task, ("checkpoint", update)))
     files.close()
-    assert written == ["model 2", "checkpoint 2"]
+    newest = -1
+    for kind, update in written:
+        newest = update if kind == "model" else newest
+        assert kind == "model" or update == newest
+    assert written[-1] == ("checkpoint", 19)
+    assert len(written) == 40  # training waited for each
+
+
+def test_tasks_that_end_at_once_are_no_problem(files):
+    for _ in range(2000):
+        files.write("checkpoint", int)
+    files.close()

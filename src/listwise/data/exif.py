@@ -1,13 +1,11 @@
 """What a camera wrote into a photo: when and where it was taken, and with which camera."""
 
-import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from PIL import Image
 from PIL.ExifTags import GPS, IFD, Base
-
-_TIME = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 def exif_attributes(image: Image.Image) -> dict[str, str]:
@@ -23,15 +21,22 @@ def exif_attributes(image: Image.Image) -> dict[str, str]:
         details, place = exif.get_ifd(IFD.Exif), exif.get_ifd(IFD.GPSInfo)
     except Exception:  # damaged EXIF data causes errors of many kinds
         return {}
-    taken = _TIME.match(str(details.get(Base.DateTimeOriginal) or exif.get(Base.DateTime)))
+    taken = str(details.get(Base.DateTimeOriginal) or exif.get(Base.DateTime))
     maker, model = (_text(exif.get(tag)) for tag in (Base.Make, Base.Model))
     found = {
-        "date": "{}-{}-{}T{}:{}:{}".format(*taken.groups()) if taken else "",
+        "date": _date(taken[:19]),
         "latitude": _degrees(place, GPS.GPSLatitude, GPS.GPSLatitudeRef, 90),
         "longitude": _degrees(place, GPS.GPSLongitude, GPS.GPSLongitudeRef, 180),
         "camera": model if model.startswith(maker) else f"{maker} {model}".strip(),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _date(taken: str) -> str:
+    try:
+        return datetime.strptime(taken, "%Y:%m:%d %H:%M:%S").isoformat()
+    except ValueError:  # a camera whose clock is not set writes zeros
+        return ""
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 # Parts of the header of one file, and bytes between them. Photos of cameras have dozens.
 MAX_PARTS = 2000
+# A chunk of a PNG file with fewer bytes counts as a part.
+MIN_PIXELS = 256
 
 
 def has_bounded_header(file: BinaryIO) -> bool:
@@ -47,13 +49,13 @@ def _jpeg_parts(file: BinaryIO) -> Iterator[None]:
 
 
 def _png_parts(file: BinaryIO) -> Iterator[None]:
-    """Yield at each chunk that has no pixels, and at empty ones."""
+    """Yield at each chunk without pixels, or with few of them."""
     while True:
         start = file.read(8)
         length = int.from_bytes(start[:4], "big")
         if len(start) < 8:
             return
-        if start[4:] not in (b"IDAT", b"fdAT") or not length:
+        if start[4:] not in (b"IDAT", b"fdAT") or length < MIN_PIXELS:
             yield
         file.seek(length + 4, 1)
 

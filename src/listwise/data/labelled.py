@@ -57,9 +57,8 @@ class Images:
             ids: N different ids.
             attributes: the attributes of all images, or N of them, also as a DataFrame.
         """
-        new: Table = [attributes or {}] * len(self)
-        if attributes is not None and not isinstance(attributes, Mapping):
-            new = table_rows(attributes)
+        of_all = attributes is None or isinstance(attributes, Mapping)
+        new: Table = [attributes or {}] * len(self) if of_all else table_rows(attributes)
         names = self.ids if ids is None else tuple(map(str, ids))
         for name, count in (("ids", len(names)), ("attributes", len(new))):
             if count != len(self):

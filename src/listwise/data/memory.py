@@ -1,6 +1,5 @@
 """Photos and tables in memory, as other libraries hold them."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -99,5 +98,5 @@ def table_cells(given: Any) -> Cells:
 
 def cell_text(value: Any) -> str:
     """Return the text of a cell; empty for a missing value."""
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    return "" if missing else str(value).strip()
+    text = "" if value is None else str(value).strip()
+    return text if isinstance(value, str) or text not in ("nan", "NaT", "<NA>") else ""

@@ -2,7 +2,7 @@
 
 import io
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ _MAX_STEP = 0.05
 _COVERED = 0.7  # minimum share of each side that two pictures have in common
 _COLOR_NOISE = 6.0**2  # squared difference of colors that are considered to be equal
 _COLORS = 0.5  # minimum similarity of colors
+_SHAPES = 1.25  # maximum ratio of the shapes of two windows, width divided by height
 
 # Left, top, width and height of the windows of a picture that a copy may show: all of it, or a part
 # from which one side or two sides were cut off.
@@ -31,14 +32,22 @@ _CENTERS = ((np.arange(SIDE) + 0.5) / SIDE).astype(np.float32)
 _PLACES = np.arange(SIDE, dtype=np.float32)
 
 
-def read_picture(photo: bytes) -> Float32:
-    """Make a picture of an image file, without its border: luma and colors [3, SIDE, SIDE]."""
+class Picture(NamedTuple):
+    """A photo without its border: luma and colors [3, SIDE, SIDE], and its width per height."""
+
+    pixels: Float32
+    shape: float
+
+
+def read_picture(photo: bytes) -> Picture:
+    """Make a picture of an image file."""
     with Image.open(io.BytesIO(photo)) as file:
         file.draft("YCbCr", (2 * SIDE, 2 * SIDE))
         image = file.convert("YCbCr")
     frame = _inside(np.asarray(image.getchannel(0), np.int16))
-    small = image.crop(frame).resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0)
-    return np.asarray(small, np.float32).transpose(2, 0, 1)
+    inner = image.crop(frame)
+    small = inner.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    return Picture(np.asarray(small, np.float32).transpose(2, 0, 1), inner.width / inner.height)
 
 
 def _inside(gray: npt.NDArray[np.int16]) -> tuple[int, int, int, int]:
@@ -82,18 +91,21 @@ def _cosines(start: float, length: float) -> Float32:
     return (waves @ near / _SAMPLES).astype(np.float32)
 
 
-def compare_aligned(one: Float32, other: Float32, windows: Float32) -> Float32:
+def compare_aligned(
+    one: Float32, other: Float32, windows: Float32, shapes: npt.NDArray[np.floating]
+) -> Float32:
     """How equal pictures are in their details, at most 1: twice [n, 3, SIDE, SIDE] -> [n].
 
     Gauss-Newton steps move and scale the windows of `one` until they look like `other`, with
     another brightness and contrast. The result is the correlation of the details, which differ
-    between two photos of one thing; 0 if the colors differ, or if the pictures have only a part in
-    common.
+    between two photos of one thing; 0 if the colors or the shapes differ, or if the pictures have
+    only a part in common.
 
     Args:
         one: n pictures.
         other: n pictures.
         windows: the window of each picture in `one` from which the alignment starts, [n, 4].
+        shapes: width per height of the photo in `one`, divided by that in `other`, [n].
     """
     best, chosen = np.full(len(one), -1, np.float32), windows
     for _ in range(_STEPS):
@@ -102,7 +114,8 @@ def compare_aligned(one: Float32, other: Float32, windows: Float32) -> Float32:
         chosen = np.where((fit > best)[:, None], windows, chosen)
         best = np.maximum(fit, best)
         windows = (windows + _improvement(shown, other[:, 0], windows)).astype(np.float32)
-    return _equality(_cut(one, chosen), other, chosen)
+    alike = np.abs(np.log(shapes * chosen[:, 2] / chosen[:, 3])) < np.log(_SHAPES)
+    return np.where(alike, _equality(_cut(one, chosen), other, chosen), 0).astype(np.float32)
 
 
 def _cut(pictures: Float32, windows: Float32) -> Float32:

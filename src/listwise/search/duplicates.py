@@ -12,6 +12,7 @@ from listwise.errors import InputError
 from listwise.search.alignment import (
     WINDOWS,
     Float32,
+    Picture,
     compare_aligned,
     mirror_signatures,
     read_picture,
@@ -27,8 +28,8 @@ _BLOCK = 500  # photos whose signatures are computed together
 _SCORES = 1 << 25  # similarities of signatures that are in memory
 _TOGETHER = 256  # pairs that are aligned together
 
-Pictures = dict[int, Float32]
-"""Pictures [3, SIDE, SIDE] by the keys of their entries."""
+Pictures = dict[int, Picture]
+"""Pictures by the keys of their entries."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def find_duplicates(
         whole: Pictures = {}
         for part in in_parts(store.keys().tolist(), _BLOCK):
             for key, picture in pictures(part).items():
-                whole[key] = signatures(picture[None], WINDOWS[0])[0]
+                whole[key] = signatures(picture.pixels[None], WINDOWS[0])[0]
             on_progress(len(part))
         keys, rows = np.array([*whole], np.int64), np.array([*whole.values()], np.float32)
         del whole
@@ -122,7 +123,7 @@ def _candidates(own: Pictures, keys: Keys, others: Float32) -> Keys:
     """
     if not own:
         return np.zeros((0, 3), np.int64)
-    pictures = np.stack([*own.values()])
+    pictures = np.stack([picture.pixels for picture in own.values()])
     best = np.full((len(own), len(keys)), -1, np.float32)
     number = np.zeros(best.shape, np.int8)
     for i, window in enumerate(WINDOWS):
@@ -143,9 +144,10 @@ def _compare(
     if not pairs:
         return []
     ones, others, windows = zip(*pairs, strict=True)
-    first, second = (np.stack([pictures[key] for key in keys]) for keys in (ones, others))
+    first, second = (np.stack([pictures[key].pixels for key in keys]) for keys in (ones, others))
     second = second[..., ::-1] if mirror else second
-    scores = compare_aligned(first, second, WINDOWS[[*windows]]).tolist()
+    shapes = np.array([pictures[one].shape / pictures[other].shape for one, other, _ in pairs])
+    scores = compare_aligned(first, second, WINDOWS[[*windows]], shapes).tolist()
     return [*zip(ones, others, scores, strict=True)]
 
 

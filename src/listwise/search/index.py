@@ -142,7 +142,7 @@ class Index(AbstractContextManager["Index"]):
         return len(self.store) if self._generation else 0
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self.store)
+        return iter(self.store if self._generation else ())
 
     def __getitem__(self, name: str | int | Path) -> Entry:
         """Return the entry with an id or a key, or that of a photo file."""
@@ -156,7 +156,7 @@ class Index(AbstractContextManager["Index"]):
         """Return whether there is an entry with an id or a key, or of a photo file."""
         try:
             return bool(self[name.id if isinstance(name, Entry) else name])
-        except InputError:
+        except NoEntryError:
             return False
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ class Index(AbstractContextManager["Index"]):
         """
         total = Added()
         sources = open_sources(photos)
-        if ids is not None or attributes is not None:
+        if (ids is not None or attributes is not None) and sources:
             (images, *others) = sources
             if others or not isinstance(images, Images):
                 raise InputError("`ids` and `attributes` need one list, folder or table of photos")
@@ -672,7 +672,8 @@ def _named(
     """The entries that a user gave by id, key, file or folder, and copies by key and path."""
     keys: set[int] = set()
     copies: dict[int, set[str]] = {}
-    for named in given:
+    for each in given:
+        named = int(each) if isinstance(each, np.integer) else each
         key = (
             named.key
             if isinstance(named, Entry)
@@ -688,7 +689,7 @@ def _named(
         files = {file.path: file.digest() for file in photos_of(named).files()}
         known = store.with_digests([*files.values()])
         if not known:
-            raise InputError(f"{store.uri} has no entry for {named}: nothing was removed")
+            raise NoEntryError(f"{store.uri} has no entry for {named}")
         for path, digest in files.items():
             entry = known.get(digest)
             if entry is not None and path in entry.copies:

@@ -39,6 +39,7 @@ from listwise.serving.forms import (
     K,
     Start,
     form_body,
+    merge_attributes,
     search_fields,
     search_query,
 )
@@ -357,7 +358,9 @@ def _add_entries(app: FastAPI, service: Service) -> None:
             values = form.read(AttributesForm).attributes
 
         def write() -> EntryView:
-            service.store.set_attributes([service.entry(key).key], values)
+            entry = service.entry(key)
+            merge_attributes(entry.attributes, values)
+            service.store.set_attributes([entry.key], values)
             return EntryView.of(service.entry(key))
 
         changed = await service.write(write, request)

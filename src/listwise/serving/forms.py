@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -196,13 +196,24 @@ def _attribute(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
+def merge_attributes(*parts: Mapping[str, str]) -> dict[str, str]:
+    """Return all attributes of a photo, of which later ones win; an empty text removes one."""
+    merged = {name: text for part in parts for name, text in part.items()}
+    try:
+        return _attributes({name: text for name, text in merged.items() if text})
+    except InputError as error:
+        raise HTTPException(400, str(error)) from None
+
+
 def _attributes(values: dict[str, str]) -> dict[str, str]:
     if len(json.dumps(values, ensure_ascii=False).encode()) > ATTRIBUTE_BYTES:
         raise InputError(f"`attributes`: those of a photo have more than {ATTRIBUTE_BYTES} bytes")
     if "" in values or "\0" in "".join([*values, *values.values()]):
         raise InputError("`attributes`: a name is empty, or a text has a zero byte")
-    if LABEL in values:
-        _no_formula(values[LABEL], LABEL)
+    if label := values.get(LABEL):
+        if label != " ".join(label.split()):
+            raise InputError("`label` must be one line without spaces around it")
+        _no_formula(label, LABEL)
     return values
 
 

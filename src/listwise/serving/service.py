@@ -187,7 +187,7 @@ class Service:
             NoEntryError: it was not removed since the server started or the index was upgraded,
                 or too many others were removed since.
         """
-        generation, removed, content = self._removed.pop(key, (None, None, None))
+        generation, removed, content = self._removed.get(key, (None, None, None))
         present = self.store.get([key])
         if present:
             return present[key]
@@ -197,6 +197,7 @@ class Service:
             self.uploads.restore(removed, content)
         else:
             self.store.put(removed)
+        self._removed.pop(key, None)
         return removed.entries[0]
 
     def uploaded(self, entry: Entry) -> bool:

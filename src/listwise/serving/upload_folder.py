@@ -17,7 +17,7 @@ from listwise.search.filling import add_photos
 from listwise.search.index import Index
 from listwise.search.stored_marks import read_marks
 from listwise.search.views import Key
-from listwise.serving.forms import Upload
+from listwise.serving.forms import Upload, merge_attributes
 
 PREFIX = "uploads/"
 LOCK = ".lock"
@@ -68,8 +68,8 @@ class UploadFolder:
         before = {entry.id: entry.attributes for entry in known.values()}
 
         def merged(name: str, photo: Upload) -> dict[str, str]:
-            found = {UPLOADED_AS: photo.name, **before.get(PREFIX + name, {}), **given[name]}
-            return {attribute: text for attribute, text in found.items() if text}
+            known = before.get(PREFIX + name, {})
+            return merge_attributes({UPLOADED_AS: photo.name}, known, given[name])
 
         images = Images(
             paths=tuple(map(str, paths.values())),

@@ -306,7 +306,8 @@ class ModelFolder:
         self.session, self.net, self.sizes = session, net, sizes
         self.folder, self.data = session.run / MODEL_FOLDER, str(session.plan.data.resolve())
         plan = session.plan
-        self.held_out = plan.config.val_fraction > 0 or plan.train.splits is not None
+        trained = set(plan.train.class_names)
+        self.held_out = trained.isdisjoint(plan.validation.class_names)
         self.source = f"{'validation' if self.held_out else 'training'} photos of {self.data}"
         self.not_calibrated = ""
 

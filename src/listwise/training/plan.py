@@ -211,8 +211,11 @@ def _divide(
         if set(train.class_names) & set(validation.class_names):
             same = "other photos of the training classes, because there are fewer than 4 classes"
             if not config.val_fraction:
-                same = "photos that are trained on, and the model is not calibrated"
-            notes.append(f"validation mAP is too high for new classes: it uses {same}")
+                same = "photos that are trained on"
+            notes.append(
+                "validation mAP is too high for new classes, and the model is not calibrated: "
+                f"validation uses {same}"
+            )
     trained = int((train.class_sizes() > 1).sum())
     if trained < 2:
         raise InputError(

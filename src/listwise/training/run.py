@@ -299,18 +299,21 @@ class RunFiles:
     def write(self, name: str, task: Task) -> None:
         """Run a task that writes a file after all earlier ones; raise the error of an earlier one.
 
-        A task that still waits is replaced by the next one of its name. The best network also
-        replaces a checkpoint, which would not match it; the next checkpoint follows. The task must
-        not use tensors that training changes. After an error, no later task runs. Training waits
-        only if several tasks wait already.
+        A task that still waits is replaced by the next one of its name. The task must not use
+        tensors that training changes. After an error, no later task runs. Training waits only if
+        several tasks wait already, or for the checkpoint before the next best network: otherwise
+        none might ever be written.
         """
+        while self._started and (
+            self._started[0].done()
+            or len(self._waiting) >= WAITING
+            or (name == "model" and "checkpoint" in self._waiting)
+        ):
+            self._started.pop(0).result()
         with self._lock:
-            for outdated in (name, "checkpoint") if name == "model" else (name,):
-                self._waiting.pop(outdated, None)
+            self._waiting.pop(name, None)
             self._waiting[name] = task
         self._started.append(self._thread.submit(self._run_next))
-        while len(self._started) > WAITING or self._started[0].done():
-            self._started.pop(0).result()
 
     def _run_next(self) -> None:
         with self._lock:

@@ -407,7 +407,7 @@ def _check_alone(net: nn.Module, forward: Forward, images: Tensor) -> None:
         together = forward.uncompiled(images)[:1]
     finally:
         for part, mode in modes:
-            part.training = mode
+            part.train(mode)
         forward.set_random_state(random_state)
     if torch.equal(alone, again) and forward.drift(together, alone) > 1:
         raise InputError(

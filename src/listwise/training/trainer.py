@@ -372,6 +372,7 @@ class Trainer:
         photos = None
         if self.memory is not None:
             photos = torch.from_numpy(self.parts.batches.draw(progress.update))
+            self._state = None  # the step changes the memory
         loss = self.step(self._upload(batch.images), batch.labels, photos).item()
         if self.step.fallback:
             self.session.message_once(self.step.fallback, self.step.fallback)
@@ -428,9 +429,9 @@ class Trainer:
         if progress.update == 0:
             progress.first_map = value
         if value > progress.best_map:
-            progress.best_map, progress.best_update = value, progress.update
             if files and found:
                 files.write("model", self.parts.model.writer(found, value))
+            progress.best_map, progress.best_update = value, progress.update
         return value
 
     def _save(self, files: RunFiles | None) -> None:

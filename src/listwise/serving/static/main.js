@@ -547,17 +547,23 @@ function forget(key) {
 }
 
 async function restoreEntries(items) {
-  try {
-    for (const { key } of items) await api.restore(key);
-  } catch (error) {
-    say(error.message);
-    return;
+  const restored = [];
+  let failure;
+  // The server keeps the last removals.
+  for (const item of [...items].reverse()) {
+    try {
+      await api.restore(item.key);
+      restored.push(item);
+    } catch (error) {
+      failure = error;
+    }
   }
   for (const visit of visits.values()) visit.answer = null; // they are searched again
   await refresh().catch(() => {});
   if (!here.examples.length && !here.view) showSamples();
   show();
-  say(`${items.map(nameOf).join(", ")}: in the index again.`, { kind: "news" });
+  if (failure) say(failure.message);
+  else say(`${restored.map(nameOf).join(", ")}: in the index again.`, { kind: "news" });
 }
 
 async function refresh() {
