@@ -40,8 +40,11 @@ _DTYPES = {
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-    **{"bfloat16": "BF16", "bool": "BOOL", "complex64": "C64"},
-    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+    "bfloat16": "BF16",
+    "bool": "BOOL",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
 }
 
 
