@@ -15,4 +15,4 @@ USER 1000
 EXPOSE 8000
 HEALTHCHECK --start-period=10m CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
 # Photos that are mounted at /photos are added to the index in /index first.
-ENTRYPOINT ["sh", "-c", "if [ -d /photos ]; then listwise index build /index /photos; fi && exec listwise serve --host 0.0.0.0 \"${@:-/index}\"", "listwise"]
+ENTRYPOINT ["sh", "-c", "if [ -d /photos ]; then listwise index build /index /photos; fi; exec listwise serve --host 0.0.0.0 \"${@:-/index}\"", "listwise"]

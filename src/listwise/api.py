@@ -1,5 +1,6 @@
 """The functions and classes of `import listwise`."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from listwise.data.catalog.dataset import check_named
 from listwise.descriptors import Model
 from listwise.descriptors import load_model as load
-from listwise.errors import InputError
+from listwise.errors import InputError, ListwiseWarning
 from listwise.labeling import Labels, label
 from listwise.pages import notebook_html
 from listwise.progress import bars_are_seen, readable_time, stderr_console
@@ -174,4 +175,11 @@ def default_run_folder(photos: str | Path) -> Path:
     first = Path("runs") / Path(photos).resolve().stem
     names = (f"{first.name}{number}" for number in count(2))
     folders = chain([first], map(first.with_name, names))
-    return next(folder for folder in folders if not (folder / RUN_FILE).exists())
+    free = next(folder for folder in folders if not (folder / RUN_FILE).exists())
+    if free != first:
+        warnings.warn(
+            f"{first} contains a run, which `resume` would resume: this one is written to {free}",
+            ListwiseWarning,
+            stacklevel=3,
+        )
+    return free

@@ -97,6 +97,8 @@ def search(
                 hit["path"] = entry_found and entry_found.path
             if sheet is not None:
                 _draw(sheet, opened, answer["results"], names, boxes, entries)
+    if open and has_screen():
+        typer.launch(str(sheet))
     facts = {"results": answer["results"], "verified": answer["verified"], "sheet": sheet}
     output.answer({"index": index, **facts})
     print_results(output, answer["results"])
@@ -105,8 +107,6 @@ def search(
         output.say(f"compared the local features of {verified} with the query")
     if sheet is not None:
         output.say(f"wrote a picture of the results to {sheet}")
-    if open and has_screen():
-        typer.launch(str(sheet))
     if save:
         output.say(f"stored the marks; list them with listwise index marks {shlex.quote(index)}")
 

@@ -268,7 +268,7 @@ class Index(AbstractContextManager["Index"]):
                 listed in `missing`.
             dry_run: change nothing, and return what would be done.
             only: paths of photos that may have changed; by default all are read.
-            exif: as for `add`.
+            exif: add the date, place and camera of new and changed photos as attributes.
             workers: number of processes that decode photos; by default from the number of CPU
                 cores.
             progress: show a progress bar; by default on a terminal, for more than a few photos.
