@@ -148,9 +148,98 @@ def test_photos_that_change_names_are_found_under_them(index, model, own):
     assert add(index, model, own) == {"unchanged": 49}
 
 
+def labelled(index, model, own):
+    """Add the photos, and label each with the name it has."""
+    add(index, model, own)
+    for entry in list(index):
+        index.set_attributes([entry.key], {"label": entry.id})
+
+
+@pytest.mark.parametrize("together", [1, 2, 64])
+def test_attributes_follow_the_content(index, model, own, monkeypatch, together):
+    own = own / "class0"
+    labelled(index, model, own)
+    vectors = {entry.digest: index.vectors([entry.key]) for entry in index}
+    monkeypatch.setattr(filling, "READ", together)
+
+    def labels():
+        return {entry.id: entry.attributes.get("label") for entry in index}
+
+    exchange(own / "0.jpg", own / "5.jpg")
+    assert add(index, model, own) == {"unchanged": 4, "moved": 2}
+    expected = {f"{i}.jpg": f"{i}.jpg" for i in range(6)} | {"0.jpg": "5.jpg", "5.jpg": "0.jpg"}
+    assert labels() == expected
+
+    for number in range(6, 0, -1):  # names move up, and the first is a new photo
+        os.rename(own / f"{number - 1}.jpg", own / f"{number}.jpg")
+    Image.effect_noise((50, 60), 90).save(own / "0.jpg")
+    assert add(index, model, own) == {"moved": 6, "added": 1}
+    series = {f"{i + 1}.jpg": expected[f"{i}.jpg"] for i in range(6)} | {"0.jpg": None}
+    assert labels() == series
+
+    for number in range(1, 7):  # and down; the first is lost
+        os.rename(own / f"{number}.jpg", own / f"{number - 1}.jpg")
+    assert add(index, model, own) == {"moved": 6}
+    assert labels() == expected
+
+    os.rename(own / "3.jpg", own / "1.jpg")
+    assert add(index, model, own) == {"unchanged": 4, "moved": 1}
+    assert labels() == {name: text for name, text in expected.items() if name != "3.jpg"} | {
+        "1.jpg": "3.jpg"
+    }
+    for entry in index:
+        assert np.array_equal(index.vectors([entry.key]), vectors[entry.digest])
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_attributes_follow_the_content_after_a_kill(index, model, own, monkeypatch, steps):
+    own = own / "class0"
+    labelled(index, model, own)
+    expected = {f"{i + 1}.jpg": f"{i}.jpg" for i in range(5)} | {"0.jpg": "5.jpg"}
+    os.rename(own / "5.jpg", own / "held.jpg")
+    for number in range(5, 0, -1):
+        os.rename(own / f"{number - 1}.jpg", own / f"{number}.jpg")
+    os.rename(own / "held.jpg", own / "0.jpg")
+    monkeypatch.setattr(filling, "READ", 1)
+    with monkeypatch.context() as patched:
+        left = iter(range(steps))
+        for step in ("put", "remove"):
+            whole = getattr(type(index), step)
+
+            def counted(self, given, whole=whole):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return whole(self, given)
+
+            patched.setattr(type(index), step, counted)
+        with pytest.raises(KeyboardInterrupt):
+            add(index, model, own)
+    add(index, model, own)
+    assert {entry.id: entry.attributes.get("label") for entry in index} == expected
+    assert {entry.path for entry in index} == {str(own / name) for name in expected}
+
+
+def test_exif_of_new_content_is_new(index, model, own, monkeypatch):
+    def at(date, attributes=()):
+        monkeypatch.setattr(PhotoFile, "exif", lambda _: {"date": date})
+        images = read_images(own / "class0" / "0.jpg")
+        given = dataclasses.replace(images, attributes=(dict(attributes),) if attributes else None)
+        add_photos(index, model, given, exif=True, workers=0)
+        (entry,) = index
+        return entry.attributes
+
+    assert at("1") == {"date": "1"}
+    index.set_attributes(index.keys(), {"date": "by hand", "label": "a"})
+    assert at("1") == {"date": "by hand", "label": "a"}
+    Image.effect_noise((50, 60), 90).save(own / "class0" / "0.jpg")
+    assert at("2") == {"date": "2", "label": "a"}
+    Image.effect_noise((50, 60), 80).save(own / "class0" / "0.jpg")
+    assert at("3", {"date": "given"}) == {"date": "given", "label": "a"}
+
+
 @pytest.mark.parametrize("step", ["put", "remove"])
 def test_a_kill_while_photos_move_leaves_one_entry_of_each(index, model, own, monkeypatch, step):
-    add(index, model, own)
+    labelled(index, model, own)
     os.rename(own / "class0" / "0.jpg", own / "class0" / "renamed.jpg")
 
     def killed(*_):
@@ -162,6 +251,9 @@ def test_a_kill_while_photos_move_leaves_one_entry_of_each(index, model, own, mo
             add(index, model, own)
     add(index, model, own)
     assert sorted(entry.path for entry in index) == sorted(read_images(own).paths)
+    labels = {entry.id: entry.attributes["label"] for entry in index}
+    assert labels.pop("class0/renamed.jpg") == "class0/0.jpg"
+    assert all(name == label for name, label in labels.items())
 
 
 def test_a_photo_that_vanishes_once_read_is_added_whole(index, model, own, monkeypatch):

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 from index_examples import texture
@@ -80,6 +81,13 @@ def test_all_changes_of_a_folder_are_followed(index, folder):
     assert index.check(photos=True).ok
 
 
+def test_an_empty_folder_that_was_never_added_is_an_error(index, folder, tmp_path):
+    add(index, folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no photo in this folder"):
+        sync(index, tmp_path / "empty")
+
+
 def test_only_photos_below_the_folders_are_removed(index, folder, tmp_path):
     other = tmp_path / "photos2"
     shutil.copytree(folder, other / "deep")
@@ -100,10 +108,14 @@ def test_an_entry_whose_file_is_gone_continues_with_a_copy(index, folder, tmp_pa
     shutil.copy(folder / "1.png", folder / "2.png")  # what 2.png was is only in the backup
     found = sync(index, folder, prune=True)
     assert "removed" not in found
-    assert found["moved"] == [("0.png", "0.png"), ("2.png", "2.png")]
-    assert index.entry("0.png").path == str(tmp_path / "backup" / "0.png")
-    assert index.entry("2.png").path == str(tmp_path / "backup" / "2.png")
+    copies = {name: str(tmp_path / "backup" / name) for name in ("0.png", "2.png")}
+    assert found["moved"] == list(copies.items())
+    assert all(index.entry(path).path == path for path in copies.values())
     assert index.check(photos=True).ok
+    texture(10, (64, 48)).save(folder / "0.png")  # the earlier name is free
+    assert sync(index, folder)["added"] == ["0.png"]
+    assert sync(index, tmp_path / "backup")["unchanged"]
+    assert len(index) == 7
 
 
 def test_a_folder_that_cannot_be_read_removes_nothing(index, folder, tmp_path):
@@ -115,13 +127,84 @@ def test_a_folder_that_cannot_be_read_removes_nothing(index, folder, tmp_path):
         with pytest.raises(InputError, match="no such folder; nothing was changed"):
             index.sync(given, prune=True)
     folder.mkdir()
-    with pytest.raises(InputError, match="no photo in this folder"):
-        index.sync(prune=True)
+    found = sync(index, prune=True)
+    assert found["missing"] == names(index)
+    assert "no photo in this folder" in found["errors"][0]
     assert len(index) == 6
     folder.rmdir()
     # Its photos have moved: the former folder is not followed any more.
     assert len(sync(index, tmp_path / "elsewhere")["moved"]) == 6
     assert len(sync(index, prune=True)["unchanged"]) == 6
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_folder_that_is_gone_does_not_block_the_others(index, folder, tmp_path, emptied):
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in (20, 21):
+        texture(number, (64, 48)).save(other / f"{number}.png")
+    add(index, folder, other)
+    shutil.rmtree(other)
+    if emptied:
+        other.mkdir()
+    texture(30, (64, 48)).save(folder / "new.png")
+    for given in ([], [folder, other]):
+        found = sync(index, *given, prune=True, dry_run=True)
+        assert (found["added"], found["missing"]) == (["new.png"], ["20.png", "21.png"])
+    found = sync(index, prune=True)
+    assert found["added"] == ["new.png"]
+    (line,) = found["errors"]
+    assert line.startswith(f"{other}: no ")
+    assert "nothing was changed; if photos were deleted, give their ids to" in line
+    assert len(index) == 9
+    assert index.remove(found["missing"]) == 2
+    shutil.rmtree(other, ignore_errors=True)
+    assert "errors" not in sync(index, prune=True)
+
+
+@pytest.mark.parametrize("part", ["", "disk"])
+@pytest.mark.parametrize("stray", [False, True])
+def test_a_disk_that_is_not_connected_removes_nothing(index, folder, tmp_path, part, stray):
+    disk = folder / part
+    if part:
+        (tmp_path / "disk").mkdir()
+        for number in range(20, 23):
+            texture(number, (64, 48)).save(tmp_path / "disk" / f"{number}.png")
+        disk.symlink_to(tmp_path / "disk")
+    add(index, folder)
+    known = names(index)
+    disk.rename(tmp_path / "away")
+    (folder / "new").mkdir(parents=True, exist_ok=True)
+    if stray or not part:
+        disk.mkdir(exist_ok=True)
+        texture(40, (64, 48)).save(disk / "stray.png")
+    for dry_run in (True, False):
+        found = sync(index, prune=True, dry_run=dry_run)
+        (line,) = found["errors"]
+        assert line.startswith(f"{disk}: {3 if part else 6} photos are missing and ")
+        assert "removed" not in found
+    assert set(known) <= set(names(index))
+    assert index.remove(found["missing"]) == (3 if part else 6)
+    assert "errors" not in sync(index, prune=True)
+
+
+def test_a_changed_photo_keeps_the_id_that_its_file_has(index, folder):
+    add(index, folder / "0.png", folder)
+    index.label(str(folder / "0.png"), "tower")
+    texture(10, (64, 48)).save(folder / "0.png")
+    assert sync(index)["replaced"] == [str(folder / "0.png")]
+    assert len(index) == 6
+    assert index.entry(str(folder / "0.png")).attributes == {"label": "tower"}
+
+
+def test_two_processes_change_the_header(index, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    texture(20, (64, 48)).save(tmp_path / "other" / "20.png")
+    add(index, folder)
+    with closing(index.store.generations.open(index.store.generation)) as second:
+        index.store.change_header(folders=(str(folder), str(tmp_path / "other")))
+        second.change_header(model_name="other")
+        assert second.header.folders == (str(folder), str(tmp_path / "other"))
 
 
 def test_only_the_given_photos_are_read(index, folder):
@@ -136,6 +219,7 @@ def test_only_the_given_photos_are_read(index, folder):
 @pytest.mark.parametrize("step", ["put", "remove"])
 def test_a_kill_during_a_sync_is_resumed(index, folder, monkeypatch, step):
     add(index, folder)
+    index.label("2.png", "tower")
     change(folder)
 
     def killed(*_):
@@ -147,6 +231,7 @@ def test_a_kill_during_a_sync_is_resumed(index, folder, monkeypatch, step):
             sync(index, prune=True)
     sync(index, prune=True)
     assert names(index) == ["0.png", "1.png", "3.png", "5.png", "new/10.png", "new/moved.png"]
+    assert index.entry("new/moved.png").attributes == {"label": "tower"}
 
 
 def test_an_upgrade_remembers_folders_and_copies(index, folder, tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -20,7 +20,15 @@ from listwise.data.memory import Table, is_one_in_memory, is_table
 from listwise.data.photos import THUMBNAIL_SIDE
 from listwise.errors import InputError
 from listwise.machine import core_count, drain
-from listwise.search.entries import LABEL, Entry, NewEntries, entry_key, in_parts
+from listwise.search.entries import (
+    ENTRY,
+    LABEL,
+    Entry,
+    NewEntries,
+    entry_key,
+    in_parts,
+    read_entry,
+)
 from listwise.search.generation import Generation
 from listwise.search.store import Store, with_contents
 
@@ -169,7 +177,8 @@ def add_images(generation: Generation, images: Images, **options: Any) -> Added:
     store = generation.store
     added = _add(generation, images, **options)
     remember_copies(store, added.copies)
-    if images.folder:
+    if images.folder and images.folder not in store.header.folders:
+        store.refresh()  # another process may have added a folder since
         folders = dict.fromkeys((*store.header.folders, images.folder))
         store.change_header(folders=tuple(folders))
     return added
@@ -182,7 +191,8 @@ def preview_photos(
     store.refresh()
     result = Added()
     for entry, _ in _new_photos(store, images, result, lambda moves: None, exif, on_progress):
-        (result.replaced if store.get([entry.key]) else result.added).append(entry.id)
+        stays = store.get([entry.key]) and entry.id not in dict(result.moved)
+        (result.replaced if stays else result.added).append(entry.id)
         on_progress(1)
     return result
 
@@ -273,15 +283,31 @@ def _new_photos(
     exif: bool,
     on_progress: Callable[[int], object],
 ) -> Iterator[NewPhoto]:
-    """Find the photos to describe, with their content, and update the entries of the others."""
+    """Find the photos to describe, with their content, and update the entries of the others.
+
+    Photos with the name of an entry of other content come last: this content may have moved.
+    """
     taken: dict[str, str] = {}
+    later: dict[int, str] = {}  # digests of these photos by position
+
+    @cache
+    def keys_of_paths() -> dict[str, int]:
+        wanted = set(images.paths)
+        rows = chain.from_iterable(store.rows(["path", "box"]) if images.folder else ())
+        return {row["path"]: row["key"] for row in rows if row["path"] in wanted and not row["box"]}
+
     with ThreadPoolExecutor() as pool:
-        for positions in read_groups(range(len(images)), images.file):
-            read = list(pool.map(partial(_read_photo, images), positions))
-            wanted = deque(_find_new(store, read, taken, result, move, exif))
-            on_progress(len(read) - len(wanted))
-            del read
-            yield from drain(wanted)
+        for last in (False, True):
+            for positions in read_groups([*later] if last else range(len(images)), images.file):
+                read = dict(
+                    zip(positions, pool.map(partial(_read_photo, images), positions), strict=True)
+                )
+                wanted = deque(
+                    _find_new(store, read, taken, result, move, exif, later, last, keys_of_paths)
+                )
+                on_progress(len(read.keys() - later) - len(wanted))
+                del read
+                yield from drain(wanted)
 
 
 def add_descriptors(
@@ -426,61 +452,97 @@ def thumbnail_from_photo(entry: Entry) -> bytes:
 
 def _find_new(
     store: Store,
-    window: Sequence[NewPhoto | ImageError],
+    window: Mapping[int, NewPhoto | ImageError],
     taken: dict[str, str],
     result: Added,
     move: Callable[[Moves], object],
     exif: bool,
+    later: dict[int, str],
+    last: bool,
+    keys_of_paths: Callable[[], Mapping[str, int]],
 ) -> list[NewPhoto]:
     """Find the photos to describe, and update the entries of those that are in the index.
 
-    `taken` has the digests and ids of photos that are being added.
+    `taken` has the digests and ids of photos that are being added, `later` the digests by position
+    of photos that wait for the `last` windows. `keys_of_paths` returns the keys of whole photos.
     """
-    result.errors += [str(each) for each in window if isinstance(each, ImageError)]
-    photos = [each for each in window if not isinstance(each, ImageError)]
-    by_key = store.get([entry.key for entry, _ in photos])
-    by_digest = store.with_digests([entry.digest for entry, _ in photos])
+    result.errors += [str(each) for each in window.values() if isinstance(each, ImageError)]
+    photos = {at: each for at, each in window.items() if not isinstance(each, ImageError)}
+    by_key = store.get([entry.key for entry, _ in photos.values()])
+    by_digest = _entries_by_digest(store, [entry.digest for entry, _ in photos.values()])
+    moving = set(later.values()) if last else set()
+    if last:
+        for position in window:
+            del later[position]
     wanted: list[NewPhoto] = []
     moves: Moves = []
-    for entry, file in photos:
-        named, same = by_key.get(entry.key), by_digest.get(entry.digest)
-        if named is not None and named.digest == entry.digest:
-            same = named
-        present = named or same
-        if present is not None:
-            entry = replace(entry, attributes=_kept_attributes(present, entry))
-        if exif:
-            entry = replace(entry, attributes=file.exif() | dict(entry.attributes))
+    overwritten: list[Entry] = []
+    for position, (entry, file) in photos.items():
+        named, twins = by_key.get(entry.key), by_digest.get(entry.digest, [])
+        same = min(twins, key=partial(_distance, entry), default=None)
+        if named is None or named.path != entry.path:
+            listed = same
+            if (same is None or same.path != entry.path) and entry.box is None:
+                found = store.get([keys_of_paths().get(entry.path, -1)])
+                listed = next(iter(found.values()), None)
+            if listed is not None and listed.path == entry.path:  # under another id
+                entry, named = replace(entry, id=listed.id), listed
+        other = named if named is not None and named.digest != entry.digest else None
+        elsewhere = named is not None and _elsewhere(named, entry)
+        if other is not None and other.digest and not elsewhere and not last:
+            later[position] = entry.digest
+            continue
+        present = same or (None if other is not None and other.digest in moving else other)
+        kept = {} if present is None else _kept_attributes(present, entry)
+        new = file.exif() if exif else {}
+        attributes = {**kept, **new} if same is None else {**new, **kept}
+        entry = replace(entry, attributes=attributes | dict(entry.attributes))
         if same is not None:
             others = tuple(path for path in same.copies if path != entry.path)
             entry = replace(entry, copies=others)
-        listed = named is None and same is not None and same.path == entry.path
-        if listed or same == entry:
+        # Those that a kill during a move left.
+        stale = [each for each in twins if each is not same and not file_unchanged(each)]
+        if same == entry and not stale:
             result.unchanged.append(entry.id)
         elif entry.digest in taken:
             result.copies.append((entry.path, taken[entry.digest]))
-        elif named is not None and named != same and _elsewhere(named, entry):
+        elif other is not None and elsewhere:
             result.errors.append(
                 f"{entry.path}: another photo is in {store.uri} with the id {entry.id} "
-                f"({named.path}): rename one of them"
+                f"({other.path}): rename one of them"
             )
-        elif same is None:
-            taken[entry.digest] = entry.id
-            wanted.append((entry, file))
-        elif same is named and not _elsewhere(named, entry):
-            moves.append((same, entry))
-        elif not file_unchanged(same):
-            taken[entry.digest] = entry.id
-            moves.append((same, entry))
-        else:
+        elif same is not None and (other or named is None or elsewhere) and file_unchanged(same):
             result.copies.append((entry.path, same.id))
-    move(moves)
+        else:
+            taken[entry.digest] = entry.id
+            overwritten += [other] if other is not None else []
+            if same is None:
+                wanted.append((entry, file))
+            moves += [(each, entry) for each in (same, *stale) if each not in (None, entry)]
     for old, entry in moves:
         if (old.id, old.path) == (entry.id, entry.path):
             result.updated.append(entry.id)
         else:
-            result.moved.append((old.id, entry.id))
+            result.moved.append((old.id.removesuffix(f"@{old.digest}"), entry.id))
+    # The content of these is at the name of a photo in a later window: keep them until then.
+    waiting = set(later.values()) - {old.digest for old, _ in moves}
+    asides = [each for each in overwritten if each.digest in waiting]
+    move([*moves, *((each, replace(each, id=f"{each.id}@{each.digest}")) for each in asides)])
     return wanted
+
+
+def _entries_by_digest(store: Store, digests: Sequence[str]) -> dict[str, list[Entry]]:
+    """All entries with these digests: several of one digest after a kill during a move."""
+    found: dict[str, list[Entry]] = {}
+    rows = store.rows(ENTRY, sorted({digest for digest in digests if digest}), "digest")
+    for row in chain.from_iterable(rows):
+        found.setdefault(row["digest"], []).append(read_entry(store.uri, row))
+    return found
+
+
+def _distance(entry: Entry, other: Entry) -> tuple[bool, bool, bool]:
+    """How far an entry with the same content is from a photo; the nearest is its own."""
+    return other.key != entry.key, other.path != entry.path, not Path(other.path).exists()
 
 
 def _kept_attributes(present: Entry, entry: Entry) -> Mapping[str, str]:
@@ -510,9 +572,9 @@ def move_entries(store: Store, moves: Moves) -> None:
         return
     keys, new = [old.key for old, _ in moves], [entry for _, entry in moves]
     moved = with_contents(store, keys, new, store.vectors(np.array(keys, np.int64)))
-    # Remove first: after a kill in between, the next run finds new photos and no duplicates.
-    store.remove(sorted(set(keys) - {entry.key for entry in new}))
+    # Remove last: after a kill in between, the next run removes the entries that are left.
     store.put(moved)
+    store.remove(sorted(set(keys) - {entry.key for entry in new}))
 
 
 def _read_photo(images: Images, position: int) -> NewPhoto | ImageError:

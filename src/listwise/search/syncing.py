@@ -1,6 +1,7 @@
 """Bring an index up to date with the folders of its photos, once or whenever they change."""
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from listwise.search.store import Store
 
 _QUIET = 1.0  # seconds without a change after which changes are reported
 _MOST = 1000  # changed files that are reported together
+_DELETED = "if photos were deleted, give their ids to listwise index remove"
 _READING = ("opened", "closed_no_write")  # events of programs that only read a file
 
 
@@ -55,11 +57,13 @@ def followed_folders(store: Store, folders: str | Path | Sequence[str | Path] | 
     found = []
     for folder in given:
         path = os.path.abspath(Path(folder).expanduser())
-        if os.path.isdir(path):
-            found.append(path)
-        elif folders or missing_entries(store, path):
-            # A disk that is not connected must not look like deleted photos.
+        known = path in store.header.folders
+        if os.path.isdir(path) or (known and missing_entries(store, path)):
+            found.append(path)  # a disk that is not connected is reported by the sync
+        elif folders:
             raise InputError(f"{folder}: no such folder; nothing was changed")
+    if found and not any(map(os.path.isdir, found)):
+        raise InputError(f"{found[0]}: no such folder; nothing was changed; {_DELETED}")
     return found
 
 
@@ -91,7 +95,18 @@ def sync_folder(
     progress: bool | None = None,
 ) -> Synced:
     """Bring a generation of an index up to date with a folder, as `Index.sync` does."""
-    store, images = generation.store, photos_of(folder)
+    store = generation.store
+    try:
+        if not os.path.isdir(folder):
+            raise InputError(f"{folder}: no such folder")
+        images = photos_of(folder)
+    except InputError as error:
+        if folder not in store.header.folders:
+            raise
+        # The other folders are synced.
+        ids = [entry.id for entry in missing_entries(store, folder)]
+        return Synced(missing=ids, errors=[f"{error}; nothing was changed; {_DELETED}"])
+    there = _per_folder(folder, images.paths)
     if only is not None:
         images = images.subset([i for i, path in enumerate(images.paths) if path in only])
     with counting("reading", len(images), progress) as advance:
@@ -109,13 +124,40 @@ def sync_folder(
         return done
     found = [replace(entry, copies=current_copies(entry)) for entry in gone]
     kept, lost = ([entry for entry in found if bool(entry.copies) is has] for has in (True, False))
-    done.moved += [(entry.id, entry.id) for entry in kept]
+    copied = [_at_first_copy(store, entry, folder) for entry in kept]
+    done.moved += [(old.id, new.id) for old, new in zip(kept, copied, strict=True)]
+    for part, count in sorted(_per_folder(folder, [entry.path for entry in lost]).items()):
+        if count > there[part]:  # perhaps a disk that is not connected
+            numbers = f"{count} photos are missing and {there[part]} were found"
+            done.errors.append(f"{part}: {numbers}; none was removed; {_DELETED}")
+            done.missing += [entry.id for entry in lost]
+            lost = []
+            break
     done.removed += [entry.id for entry in lost]
     if not dry_run:
-        copied = [replace(each, path=each.copies[0], copies=each.copies[1:]) for each in kept]
         move_entries(store, list(zip(kept, copied, strict=True)))
         store.remove([entry.key for entry in lost])
     return done
+
+
+def _at_first_copy(store: Store, entry: Entry, folder: str) -> Entry:
+    """The entry with the path of a copy, and with its name, so that the earlier name is free."""
+    path, *others = entry.copies
+    moved = replace(entry, path=path, copies=tuple(others))
+    named = replace(moved, id=path.removeprefix(os.path.join(folder, "")))
+    given = entry.path != os.path.join(folder, entry.id)  # an id that is not the name in the folder
+    return moved if given or store.get([named.key]) else named
+
+
+def _per_folder(folder: str, paths: Sequence[str]) -> Counter[str]:
+    """How many photos are in a folder and in each folder below it."""
+    found: Counter[str] = Counter()
+    for inner, count in Counter(map(os.path.dirname, paths)).items():
+        while len(inner) > len(folder):
+            found[inner] += count
+            inner = os.path.dirname(inner)
+        found[folder] += count
+    return found
 
 
 def watch_folders(folders: Sequence[str]) -> Iterator[set[str] | None]:
@@ -136,7 +178,7 @@ def watch_folders(folders: Sequence[str]) -> Iterator[set[str] | None]:
                 changed.put(os.fsdecode(event.dest_path))
 
     observer, handler = Observer(), Handler()
-    for folder in folders:
+    for folder in filter(os.path.isdir, folders):
         observer.schedule(handler, folder, recursive=True)
     observer.start()
     try:

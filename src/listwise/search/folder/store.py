@@ -150,9 +150,9 @@ class FolderStore(Store):
 
     def change_header(self, **values: Any) -> None:
         """Set fields of the header in one commit."""
-        header = self.header.model_copy(update=values)
-        if header != self.header:
+        if self.header.model_copy(update=values) != self.header:
             with self._table.commit() as (_, settings):
+                header = self._table.header().model_copy(update=values)
                 settings["header"] = header.model_dump_json()
             self.header = header
 

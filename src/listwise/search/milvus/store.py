@@ -166,9 +166,8 @@ class MilvusStore(Store):
 
     def change_header(self, **values: Any) -> None:
         """Set fields of the header in one step."""
-        header = self.header.model_copy(update=values)
-        if header != self.header:
-            self.header = header
+        if self.header.model_copy(update=values) != self.header:
+            self.header = header = self._read_header().model_copy(update=values)
             self.connection.set_properties({HEADER: header.model_dump_json()})
 
     def put_local(self, entries: Sequence[Entry], local: Sequence[bytes]) -> None:
