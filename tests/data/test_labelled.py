@@ -323,10 +323,17 @@ def test_subset_keeps_names_and_renumbers(labels, data):
 )
 def test_hold_out_classes(sizes, fraction, seed):
     images = labelled(sizes)
-    several = sum(size >= 2 for size in sizes)
-    if several < 4:
-        with pytest.raises(InputError, match=f"at least 4 classes .* only {several} have"):
+    several, large = (sum(size >= least for size in sizes) for least in (2, 4))
+    if several < 4 and large < 2:
+        with pytest.raises(InputError, match=f"but there are {several} and {large}"):
             hold_out_classes(images, fraction, seed)
+        return
+    if several < 4:  # photos of each class are held out
+        train, validation = hold_out_classes(images, fraction, seed)
+        assert sorted(train.ids + validation.ids) == sorted(images.ids)
+        assert len(validation.class_names) == large
+        assert (validation.class_sizes() >= 2).all()
+        assert (train.class_sizes() >= 2).sum() >= 2
         return
     train, validation = hold_out_classes(images, fraction, seed)
     assert sorted(train.ids + validation.ids) == sorted(images.ids)

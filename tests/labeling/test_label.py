@@ -215,7 +215,7 @@ def test_photos_without_labels_are_noticed_and_bad_labels_are_errors(things, tmp
     assert "have no labels" in notes[0]
     assert found.settings.partners == 10
     rows = [(things / "0-0.jpg", "a"), (things / "0-1.jpg", "")]
-    with pytest.raises(InputError, match="the cell in column label is empty"):
+    with pytest.raises(InputError, match="1 photo cannot be matched"):  # the other has no label
         label(write_table(tmp_path / "table.csv", rows), tmp_path / "b.csv")
     for name in ("train", "val"):
         (tmp_path / "folders" / name).mkdir(parents=True)

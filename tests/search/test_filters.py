@@ -161,15 +161,15 @@ def written(value):
 
 
 @st.composite
-def expressions(draw, depth=3):
+def expressions(draw, depth=3, contains=True):
     """The text of an expression, and what it means in Python."""
-    simple = ["compare", "contains", "in"]
+    simple = ["compare", "in", *["contains"] * contains]
     kind = draw(st.sampled_from([*simple, "not", "and", "or"] if depth else simple))
     if kind == "not":
-        text, meaning = draw(expressions(depth=depth - 1))
+        text, meaning = draw(expressions(depth - 1, contains))
         return f"not ({text})", lambda entry: not meaning(entry)
     if kind in ("and", "or"):
-        parts = draw(st.lists(expressions(depth=depth - 1), min_size=2, max_size=3))
+        parts = draw(st.lists(expressions(depth - 1, contains), min_size=2, max_size=3))
         join = all if kind == "and" else any
         text = f" {kind} ".join(f"({part})" for part, _ in parts)
         return text, lambda entry: join(meaning(entry) for _, meaning in parts)
@@ -310,8 +310,9 @@ def test_every_engine_finds_what_python_finds(store):
     attributes[0] = dict(zip(NAMES, TEXTS, strict=False))  # each name is known
     entries, _ = fill(store, attributes)
     known = set(NAMES)
+    server = store.uri.startswith("milvus://")  # of version 2.3, which cannot search in texts
 
-    @given(expressions())
+    @given(expressions(contains=not server))
     @settings(
         max_examples=40,
         deadline=None,

@@ -38,7 +38,7 @@ def kept(index):
 
 def test_marks_order_the_results_again_and_are_not_stored(server, index, keys, photos):
     """The photo is described once."""
-    file = photos / "class3" / "2.jpg"
+    file = (photos / "class3" / "2.jpg").read_bytes() + b"\0"  # a file that is not in the index
     described = []
     plain_describe = index.generation.describe
     index.generation.describe = lambda *given: described.append(given) or plain_describe(*given)

@@ -73,12 +73,14 @@ def test_only_a_student_queries_the_index_of_the_teacher(photos, teacher, studen
     with listwise.open_index(tmp_path / "index", teacher.folder, device="cpu") as index:
         index.add(photos)
     photo = sorted(photos.rglob("*.jpg"))[0]
+    new = tmp_path / "new.jpg"
+    new.write_bytes(photo.read_bytes() + b"\0")
     with listwise.open_index(tmp_path / "index", student.model) as index:
         hits = index.search(photo, k=3)
         assert len(hits) == 3
         assert all(hit.probability is None for hit in hits)
         with pytest.raises(InputError, match="holds descriptors of the model"):
-            index.add([photo, photo])
+            index.add(new)
     stranger = Model(RetrievalNet("test_resnet", projection=24, weights="random").eval())
     with pytest.raises(InputError, match="holds descriptors of the model"):
         listwise.open_index(tmp_path / "index", stranger)

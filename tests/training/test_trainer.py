@@ -79,7 +79,7 @@ def test_training_learns(photos, tmp_path):
     result = train(photos, tmp_path / "run", view, **given)
     assert np.mean(view.losses[-3:]) < 0.9 * np.mean(view.losses[:3])
     assert result.best_map > result.first_map + 0.05
-    choice, size = view.lines
+    choice, *_, size = view.lines
     assert choice.startswith("all 24 images in one pass: ")
     assert size.startswith("photo size chosen on validation: ")
 

@@ -139,7 +139,6 @@ def add_photos(
         workers: the number of processes that decode; chosen from the cores by default.
         on_progress: called with the number of photos that were just processed.
     """
-    store.header.check(model.fingerprint, store.uri)
     options: dict[str, Any] = {"thumbnails": thumbnails, "workers": workers}
     return _add(Generation(store, model), images, exif, on_progress, **options)
 
@@ -248,7 +247,8 @@ def describe_entries(
             waiting.append(entry)
             yield file
 
-    model = generation.model
+    model = generation.model  # a student of the index's model may only search
+    generation.store.header.check(model.fingerprint, generation.store.uri)
     sizes = part_sizes(COMMITTED["cuda" if model.device.type == "cuda" else "cpu"])
     parts = model.describe_parts(files(), sizes, generation.settings, **options)
     with closing(parts):

@@ -155,7 +155,7 @@ class Index(AbstractContextManager["Index"]):
     def __contains__(self, name: Any) -> bool:
         """Return whether there is an entry with an id or a key, or of a photo file."""
         try:
-            return bool(self[name.id if isinstance(name, Entry) else name])
+            return bool(self._generation and self[name.id if isinstance(name, Entry) else name])
         except NoEntryError:
             return False
 
