@@ -240,17 +240,18 @@ def sync(
             how = {"prune": prune, "dry_run": dry_run, "only": changed, **options}
             done = opened.sync(given, **how)
             if changed is None or done.changed:
-                _print_synced(output, opened, done, dry_run)
+                _print_synced(output, opened, done, prune, dry_run)
 
 
 def _print_synced(
-    output: Output, index: "search.Index", done: "search.Synced", dry_run: bool
+    output: Output, index: "search.Index", done: "search.Synced", prune: bool, dry_run: bool
 ) -> None:
     """Print what happened to the photos of folders."""
     if output.json:
         output.print_json({"index": index.uri, "entries": len(index), **vars(done)})
         return
-    output.unreadable(done.errors)
+    if done.errors:
+        output.say(f"not synchronized: {first_five(done.errors)}", "yellow")
     kinds = {"added": "added", "replaced": "changed", "moved": "moved", "removed": "removed"}
     counts = [f"{len(getattr(done, kind))} {name}" for kind, name in kinds.items()]
     lead = "nothing was changed; a sync would have: " if dry_run else ""
@@ -261,7 +262,8 @@ def _print_synced(
             output.say(f"{kinds[kind]}: {first_five(names)}")
     if done.missing:
         gone = f"{count_of(len(done.missing), 'photo')} no longer in the folder"
-        output.say(f"{gone}: {first_five(done.missing)}; --prune removes them", "yellow")
+        advice = "" if prune else "; --prune removes them"
+        output.say(f"{gone}: {first_five(done.missing)}{advice}", "yellow")
 
 
 @command(app, "search.index:Index.entries", name="list")
