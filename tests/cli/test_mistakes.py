@@ -135,6 +135,7 @@ MISTAKES = {
         "shop --host ::": "other machines can reach ::",
         "shop --host example.org": "other machines can reach example.org",
         "shop --host 192.0.2.1 --token t": "cannot listen on 192.0.2.1, port 8000: ",
+        "shop --port 99999": "cannot listen on 127.0.0.1, port 99999: ",
         "shop --max-pixels 129": "--max-pixels must be from 1 to 128",
         "shop --port 0 --model other": "shop holds descriptors of the model",
     },

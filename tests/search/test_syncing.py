@@ -173,10 +173,10 @@ def test_a_disk_that_is_not_connected_removes_nothing(index, folder, tmp_path, p
         disk.symlink_to(tmp_path / "disk")
     add(index, folder)
     known = names(index)
-    disk.rename(tmp_path / "away")
+    disk.resolve().rename(tmp_path / "away")  # of a part, the link is left
     (folder / "new").mkdir(parents=True, exist_ok=True)
     if stray or not part:
-        disk.mkdir(exist_ok=True)
+        disk.resolve().mkdir(exist_ok=True)
         texture(40, (64, 48)).save(disk / "stray.png")
     for dry_run in (True, False):
         found = sync(index, prune=True, dry_run=dry_run)
@@ -186,6 +186,19 @@ def test_a_disk_that_is_not_connected_removes_nothing(index, folder, tmp_path, p
     assert set(known) <= set(names(index))
     assert index.remove(found["missing"]) == (3 if part else 6)
     assert "errors" not in sync(index, prune=True)
+
+
+def test_the_photos_of_a_deleted_folder_are_removed(index, folder):
+    (folder / "class").mkdir()
+    for number in range(20, 23):
+        texture(number, (64, 48)).save(folder / "class" / f"{number}.png")
+    add(index, folder)
+    known = names(index)
+    shutil.rmtree(folder / "class")
+    found = sync(index, prune=True)
+    assert "errors" not in found
+    assert sorted(found["removed"]) == [f"class/{number}.png" for number in range(20, 23)]
+    assert len(names(index)) == len(known) - 3
 
 
 def test_a_changed_photo_keeps_the_id_that_its_file_has(index, folder):

@@ -96,7 +96,15 @@ def search(
                 entry_found = found.get(int(hit["key"]))  # None if it was removed meanwhile
                 hit["path"] = entry_found and entry_found.path
             if sheet is not None:
-                _draw(sheet, opened, answer["results"], names, boxes, entries)
+                from listwise.search import Hit
+                from listwise.search.views import draw_sheet
+
+                hits = [
+                    Hit(found[key], hit["score"], hit["inliers"])
+                    for hit in answer["results"]
+                    if (key := int(hit["key"])) in found
+                ]
+                draw_sheet(opened, hits, names, boxes, entries).save(sheet)
     if open and has_screen():
         typer.launch(str(sheet))
     facts = {"results": answer["results"], "verified": answer["verified"], "sheet": sheet}
@@ -134,27 +142,6 @@ def _answer(
         page = hits[first:end]
     verified = sum(hit.inliers is not None for hit in hits)
     return {"results": [Result.found(hit).model_dump() for hit in page], "verified": verified}
-
-
-def _draw(
-    sheet: Path,
-    index: "Index",
-    results: list[dict[str, Any]],
-    photos: list[str],
-    boxes: list[Box],
-    entries: list[str],
-) -> None:
-    """Draw a picture of the query and the results."""
-    from listwise.search import Hit
-    from listwise.search.views import draw_sheet
-
-    found = index.store.get([int(hit["key"]) for hit in results])
-    hits = [
-        Hit(found[key], hit["score"], hit["inliers"])
-        for hit in results
-        if (key := int(hit["key"])) in found
-    ]
-    draw_sheet(index, hits, photos, boxes, entries).save(sheet)
 
 
 def _save(

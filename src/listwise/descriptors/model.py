@@ -356,8 +356,10 @@ class Model:
 
         Args:
             photos: a folder of class folders, or a table or list with labels.
-            max_side: the long side that larger photos are reduced to, as in `encode`.
-            workers: the number of processes that decode; chosen from the cores by default.
+            max_side: reduce photos whose longer side has more pixels than this; by default the size
+                that the model records.
+            workers: number of processes that decode photos; by default from the number of CPU
+                cores.
             progress: show a progress bar; by default on a terminal.
 
         Raises:

@@ -108,7 +108,8 @@ def sync_folder(
         return Synced(missing=ids, errors=[f"{error}; nothing was changed; {_DELETED}"])
     there = _per_folder(folder, images.paths)
     if only is not None:
-        images = images.subset([i for i, path in enumerate(images.paths) if path in only])
+        changed = set(map(os.path.abspath, only))
+        images = images.subset([i for i, path in enumerate(images.paths) if path in changed])
     with counting("reading", len(images), progress) as advance:
         if dry_run:
             added = preview_photos(store, images, exif, advance)
@@ -127,7 +128,8 @@ def sync_folder(
     copied = [_at_first_copy(store, entry, folder) for entry in kept]
     done.moved += [(old.id, new.id) for old, new in zip(kept, copied, strict=True)]
     for part, count in sorted(_per_folder(folder, [entry.path for entry in lost]).items()):
-        if count > there[part]:  # perhaps a disk that is not connected
+        # Perhaps a disk that is not connected; of a folder that was deleted, nothing is left.
+        if count > there[part] and (part == folder or os.path.lexists(part)):
             numbers = f"{count} photos are missing and {there[part]} were found"
             done.errors.append(f"{part}: {numbers}; none was removed; {_DELETED}")
             done.missing += [entry.id for entry in lost]

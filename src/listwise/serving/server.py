@@ -103,9 +103,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             reason = "the port is in use: choose another with `port`"
         raise InputError(f"cannot listen on {host}, port {port}: {reason}") from None
     # Header and body of an answer are two pieces. Without this option, which connections inherit,
